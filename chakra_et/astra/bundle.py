@@ -13,7 +13,13 @@ import numpy as np
 from chakra_et.astra import bundle_texts
 from chakra_et.astra.bundle_texts import Expected
 from chakra_et.astra.missing_ranks import Ranks, trimmed
-from chakra_et.astra.network_dimensions import crossings, effective_sizes, network_times, simulated_dimensions
+from chakra_et.astra.network_dimensions import (
+    crossings,
+    effective_sizes,
+    network_times,
+    simulated_dimensions,
+    with_shorter_messages,
+)
 from chakra_et.astra.packet_backends import Backend, write_backend
 from chakra_et.astra.prepare import Keep, larger_sizes, prepared, sentences, with_dependencies
 from chakra_et.cost.network_sources import read_topology
@@ -31,6 +37,7 @@ from chakra_et.simulate.matching import match
 from chakra_et.simulate.measured_steps import measured_times
 from chakra_et.simulate.replays import LARGEST_REPLAY, astra_replay
 from chakra_et.simulate.timing import Timing, timing
+from chakra_et.validate.astra import check_sizes
 from chakra_et.validate.check import check, check_together
 
 EXPECTED_FILE = "expected.json"
@@ -81,10 +88,18 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     several = sum(1 < len(members) < count for members in groups.values()) > 1
     simulated = simulated_dimensions(topology, several)
     changes: Counter[str] = Counter()
+    contents = list(ranks.set.contents())
     talk: dict[int, ExecutionTrace] = {}
+    for path, members in contents:
+        given = with_metadata(et_file.read(path).communication(), rank=None, world_size=count)
+        talk |= dict.fromkeys(members, given)
+    talk = dict(sorted(talk.items()))
+    larger = larger_sizes(talk, groups)
+    if topology.effective:
+        simulated = with_shorter_messages(talk, groups, simulated)
     whole: dict[int, ExecutionTrace] = {}
     nodes, lost, all_modelled = 0, 0, True
-    for members, trace, cut in _prepared(ranks, keep, changes):
+    for members, trace, cut in _prepared(ranks, contents, larger, keep, changes):
         if topology.effective:
             trace = effective_sizes(trace, members[0], groups, simulated)
         lost += cut * len(members)
@@ -133,17 +148,15 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
 
 
 def _prepared(
-    ranks: Ranks, keep: Keep, changes: Counter[str]
+    ranks: Ranks,
+    contents: Sequence[tuple[Path, list[int]]],
+    larger: Mapping[int, Mapping[int, int]],
+    keep: Keep,
+    changes: Counter[str],
 ) -> Iterator[tuple[list[int], ExecutionTrace, int]]:
-    """Each different file, prepared and checked, with the ranks that have it before and the number of
-    messages to absent ranks after it."""
+    """Each different file of ``contents``, prepared and checked, with the ranks that have it before and the
+    number of messages to absent ranks after it. ``larger``: ``larger_sizes`` of the set."""
     count = len(ranks.set.files)
-    contents = list(ranks.set.contents())
-    talk: dict[int, ExecutionTrace] = {}
-    for path, members in contents:
-        given = with_metadata(et_file.read(path).communication(), rank=None, world_size=count)
-        talk |= dict.fromkeys(members, given)
-    larger = larger_sizes(dict(sorted(talk.items())), ranks.set.groups)
     for path, members in contents:
         trace, cut = et_file.read(path), 0
         if ranks.captured is not None:
@@ -156,6 +169,8 @@ def _prepared(
             changes[key] += changed * len(members)
         trace = with_metadata(trace, rank=None if len(members) > 1 else members[0], world_size=count)
         _refuse(ranks.set.name, check(trace, ranks.set.groups, str(path), bundle_texts.DATASET_SPLITS))
+        for large in check_sizes(trace, ranks.set.groups, count):
+            raise TraceError(f"{path}: node {trace.ids[large.rows[0]]} {large.message}")
         yield members, trace, cut
 
 

@@ -22,8 +22,13 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import has, set_integers, texts
 from chakra_et.job.sets import Groups
 from chakra_et.simulate.joint import ReplayGraph
+from chakra_et.validate.table import LARGEST_MESSAGE
 
 HANDSHAKE_BYTES = 8192
+_SHORTER = (
+    "all links are written {:.1f} times slower, and all messages as much shorter: ASTRA-sim can't have "
+    "messages of 2 GiB and more"
+)
 
 
 def simulated_dimensions(topology: Topology, several: bool) -> Topology:
@@ -154,6 +159,21 @@ def network_times(
     return ends
 
 
+def with_shorter_messages(
+    traces: Mapping[int, ExecutionTrace], groups: Groups, topology: Topology
+) -> Topology:
+    """The topology with links as slow as it takes for ``effective_sizes`` that ASTRA-sim's messages can have.
+    ``traces``: the communication of all ranks."""
+    sized = (effective_sizes(trace, rank, groups, topology) for rank, trace in traces.items())
+    largest = max((int(trace.column("comm_size").max(initial=0)) for trace in sized), default=0)
+    factor = largest / LARGEST_MESSAGE
+    if factor <= 1:
+        return topology
+    dimensions = [dataclasses.replace(d, bandwidth=d.bandwidth / factor) for d in topology.dimensions]
+    notes = (*topology.notes, _SHORTER.format(factor))
+    return dataclasses.replace(topology, dimensions=tuple(dimensions), notes=notes)
+
+
 def effective_sizes(trace: ExecutionTrace, rank: int, groups: Groups, topology: Topology) -> ExecutionTrace:
     """The trace with the bytes of each communication with which it lasts as long as planned, from when all
     its members are ready: what a network of one bandwidth per dimension can have of unequal links."""
@@ -170,6 +190,8 @@ def effective_sizes(trace: ExecutionTrace, rank: int, groups: Groups, topology: 
             else:
                 ranks = (groups.get(table[key[1]]) if key[1] >= 0 else None) or range(topology.ranks)
                 count, kind = len(ranks), CollectiveType(key[0])
+                if count < 2:
+                    continue
                 ends = [
                     collective_ends(kind, n * count, ranks, topology, np.zeros(count)).max()
                     for n in (1, 1 << 30)

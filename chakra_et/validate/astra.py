@@ -18,11 +18,12 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import texts
 from chakra_et.files import read_bytes, read_json
 from chakra_et.simulate.collective_order import missing_order
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
-from chakra_et.validate.table import SIMULATED, Finding, found
+from chakra_et.validate.table import LARGEST_MESSAGE, SIMULATED, Finding, found
 
 GIB_PER_GB = 1e9 / 2**30
 _ROW = re.compile(r"^\s*(\w+)\s*:\s*\[([^\]]*)\]", re.MULTILINE)
@@ -39,8 +40,12 @@ _FIELDS = {
 _LISTS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 
 
-def check_file_for_astra(trace: ExecutionTrace, roofline: bool) -> Iterator[Finding]:
-    """Findings in one file. ``roofline``: whether system.json has ``roofline-enabled``."""
+def check_file_for_astra(
+    trace: ExecutionTrace, groups: Mapping[str, list[int]] | None, ranks: int, roofline: bool
+) -> Iterator[Finding]:
+    """Findings in one file of a run of ``ranks``. ``roofline``: whether system.json has
+    ``roofline-enabled``."""
+    yield from check_sizes(trace, groups or {}, ranks)
     is_memory = np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))
     yield from found("astra-memory-node", is_memory, "is a memory node: no remote memory is modelled")
     kind = np.where(trace.types == NodeType.COMM_COLL, trace.column("comm_type", -1), -1)
@@ -52,6 +57,18 @@ def check_file_for_astra(trace: ExecutionTrace, roofline: bool) -> Iterator[Find
     skipped = compute & (trace.column("tensor_size") <= 0) & (trace.duration_micros > 0) & roofline
     message = "has a duration and no tensor_size: with roofline-enabled it takes no time"
     yield from found("astra-roofline", skipped, message)
+
+
+def check_sizes(trace: ExecutionTrace, groups: Mapping[str, list[int]], ranks: int) -> Iterator[Finding]:
+    """A finding where messages are too large. ``ranks``: of the whole run."""
+    table, index = texts(trace, "pg_name")
+    members = np.array([*(len(groups.get(name, ())) or ranks for name in table), ranks])[index]
+    kind = trace.column("comm_type", CollectiveType.ALL_GATHER)  # sends are as large as they say, too
+    part = trace.column("comm_size", 0) // np.where(kind == CollectiveType.ALL_GATHER, 1, members)
+    too_large = (part > LARGEST_MESSAGE) & (trace.types >= NodeType.COMM_SEND)
+    yield from found(
+        "astra-size", too_large, "has messages of {:,} bytes: ASTRA-sim's have less than 2 GiB", part
+    )
 
 
 def check_run_for_astra(

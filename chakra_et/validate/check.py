@@ -135,7 +135,8 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
         known = trace.metadata_int("rank") if rank is None else rank
         file = File(trace, known, groups, splits, str(path))
         roofline = bool(system.get("roofline-enabled"))
-        problems += _check_one(file, check_file_for_astra(trace, roofline) if for_astra else ())
+        more = check_file_for_astra(trace, groups, len(run.files), roofline) if for_astra else ()
+        problems += _check_one(file, more)
         if rank is not None:
             # A run can have hundreds of ranks: keep only what the check of the whole run needs.
             communication[rank] = trace.communication()

@@ -71,6 +71,7 @@ RULES = {
     # Rules of --for astra-sim:
     "astra-memory-node": "error",  # ASTRA-sim ends the run: it has no remote memory
     "astra-collective": "error",  # ASTRA-sim throws
+    "astra-size": "error",  # ASTRA-sim takes the size of a message modulo 2^32, and aborts or is too fast
     "astra-roofline": "error",  # the compute node takes no time
     "astra-group-file": "error",  # every group but that of all ranks is unknown: ASTRA-sim ends the run
     "astra-network": "error",  # ASTRA-sim aborts, or simulates other links
@@ -91,6 +92,8 @@ SIMULATED = (
 UNEVEN = (CollectiveType.ALL_GATHER, CollectiveType.GATHER, CollectiveType.SCATTER, CollectiveType.ALL_TO_ALL)
 DATASET_SPLITS = 4
 """ASTRA-sim's ``preferred-dataset-splits`` where no system.json says another number."""
+LARGEST_MESSAGE = (1 << 31) - 1
+"""Bytes of a message in ASTRA-sim, of which a collective has one for each member."""
 INTEGER = re.compile(rb"[1-9][0-9]{0,8}")
 TEXT_GROUP, ALL_RANKS = -1, 0
 

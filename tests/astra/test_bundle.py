@@ -347,6 +347,28 @@ def test_ranks_that_contribute_different_sizes_get_one(
     assert main(["validate", str(tmp_path / "bundle" / "run"), "--for", "astra-sim"]) == 0
 
 
+def test_messages_of_2_gib_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ASTRA-sim aborted, or took their size modulo 2^32."""
+    for kind, size, refused in (
+        ("ALL_GATHER", 1 << 31, True),
+        ("ALL_REDUCE", 1 << 32, True),
+        ("ALL_REDUCE", (1 << 32) - 2, False),
+    ):
+        more = {"comm_type": int(CollectiveType[kind]), "comm_size": size, "is_cpu_op": 0}
+        traces = {rank: make_trace(cpu(1, 5), collective(2, 50, (1,), **more)) for rank in range(2)}
+        name = write_set(tmp_path / "set", traces, {"1": [0, 1]})
+        assert main(["validate", name, "--for", "astra-sim"]) == refused
+        folder = tmp_path / f"{kind} {size}"
+        assert bundle(name, folder, topology="2 ranks, 100 Gbit/s, 5 us") == 2 * refused
+        if refused:
+            said = capsys.readouterr()
+            assert "[astra-size]" in said.out
+            assert "node 2 has messages of 2,147,483,648 bytes" in said.err
+            continue
+        assert "2 of 2 ranks finished" in run_astra(folder).stdout
+        assert main(["astra", "--check", str(folder / "astra.log"), "--max-error", "0.1"]) == 0
+
+
 def test_missing_ranks_are_refused_or_trimmed(
     mesh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

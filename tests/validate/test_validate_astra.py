@@ -95,7 +95,7 @@ def test_an_unreadable_system_file_is_reported(tmp_path: Path) -> None:
 def test_memory_node() -> None:
     trace = good()
     trace.types[KERNEL] = NodeType.MEM_LOAD
-    rules = [finding.rule for finding in check_file_for_astra(trace, roofline=False)]
+    rules = [finding.rule for finding in check_file_for_astra(trace, None, 2, roofline=False)]
     assert rules == ["astra-memory-node"]
 
 
@@ -103,11 +103,15 @@ def test_collective_that_astra_sim_does_not_simulate() -> None:
     trace = good()
     trace.types[trace.types == NodeType.MEM_LOAD] = NodeType.COMP
     put(trace, "comm_type", REDUCE, CollectiveType.GATHER)
-    rules = [finding.rule for finding in check_file_for_astra(trace, roofline=False)]
+    rules = [finding.rule for finding in check_file_for_astra(trace, None, 2, roofline=False)]
     assert rules == ["astra-collective"]
 
 
 def test_roofline_needs_tensor_sizes() -> None:
     trace = good()
-    assert "astra-roofline" in {finding.rule for finding in check_file_for_astra(trace, roofline=True)}
-    assert "astra-roofline" not in {finding.rule for finding in check_file_for_astra(trace, roofline=False)}
+    assert "astra-roofline" in {
+        finding.rule for finding in check_file_for_astra(trace, None, 2, roofline=True)
+    }
+    assert "astra-roofline" not in {
+        finding.rule for finding in check_file_for_astra(trace, None, 2, roofline=False)
+    }
