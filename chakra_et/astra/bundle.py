@@ -36,7 +36,7 @@ from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.measured_steps import measured_times
 from chakra_et.simulate.replays import LARGEST_REPLAY, astra_replay
-from chakra_et.simulate.timing import Timing, timing
+from chakra_et.simulate.timing import Timing
 from chakra_et.validate.astra import check_sizes
 from chakra_et.validate.check import check, check_together
 
@@ -88,11 +88,14 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     several = sum(1 < len(members) < count for members in groups.values()) > 1
     simulated = simulated_dimensions(topology, several)
     changes: Counter[str] = Counter()
-    contents = list(ranks.set.contents())
+    contents: list[tuple[Path, list[int], ExecutionTrace | None]] = []
     talk: dict[int, ExecutionTrace] = {}
-    for path, members in contents:
-        given = with_metadata(et_file.read(path).communication(), rank=None, world_size=count)
-        talk |= dict.fromkeys(members, given)
+    nodes = 0
+    for path, members in ranks.set.contents():
+        trace = et_file.read(path)
+        nodes += len(trace) * len(members)
+        contents.append((path, members, trace if nodes <= LARGEST_REPLAY else None))
+        talk |= dict.fromkeys(members, with_metadata(trace.communication(), rank=None, world_size=count))
     talk = dict(sorted(talk.items()))
     larger = larger_sizes(talk, groups)
     if topology.effective:
@@ -114,7 +117,7 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     talk = dict(sorted(talk.items()))
     _refuse(name, check_together(talk, groups, {rank: f"rank {rank}" for rank in talk}))
     notes = [*simulated.notes, *_notes(simulated, groups, talk)]
-    answer: Expected = {"measured": {}, "replayed": {}, "simulated": {}}
+    answer: Expected = {"measured": {}, "simulated": {}}
     changed = list(ranks.steps)
     if len(whole) == count:
         whole = dict(sorted(whole.items()))
@@ -149,16 +152,17 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
 
 def _prepared(
     ranks: Ranks,
-    contents: Sequence[tuple[Path, list[int]]],
+    contents: list[tuple[Path, list[int], ExecutionTrace | None]],
     larger: Mapping[int, Mapping[int, int]],
     keep: Keep,
     changes: Counter[str],
 ) -> Iterator[tuple[list[int], ExecutionTrace, int]]:
-    """Each different file of ``contents``, prepared and checked, with the ranks that have it before and the
-    number of messages to absent ranks after it. ``larger``: ``larger_sizes`` of the set."""
+    """Each different file of ``contents``, which is emptied: prepared and checked, with the ranks that have
+    it before and the number of messages to absent ranks after it. ``larger``: ``larger_sizes`` of the set."""
     count = len(ranks.set.files)
-    for path, members in contents:
-        trace, cut = et_file.read(path), 0
+    while contents:
+        path, members, read = contents.pop(0)
+        trace, cut = read or et_file.read(path), 0
         if ranks.captured is not None:
             trace, cut = trimmed(trace, ranks.captured)
         try:
@@ -237,18 +241,11 @@ def expected(
     ``TraceError`` where the ranks wait for ever."""
     ranks = list(traces)
     graph = build_graph(list(traces.values()), ranks)
-    matching = match(graph, groups)
-    replayed = astra_replay(graph, matching, timing(graph, matching))
     network = network_times(graph, groups, topology)
-    simulated = astra_replay(graph, matching, Timing([0] * len(ranks), None, ends=network))
-    starts = dict(zip(ranks, replayed.release_ns, strict=True))
+    simulated = astra_replay(graph, match(graph, groups), Timing([0] * len(ranks), None, ends=network))
     measured = {rank: measured_times(trace) for rank, trace in traces.items()}
     return {
         "measured": {rank: None if nodes is None else end / 1000 for rank, (nodes, end) in measured.items()},
-        "replayed": {
-            rank: float(ends.max()) / 1000 - starts[rank] / 1000
-            for rank, ends in zip(ranks, replayed.end_ns, strict=True)
-        },
         "simulated": {
             rank: float(ends.max()) / 1000 for rank, ends in zip(ranks, simulated.end_ns, strict=True)
         },

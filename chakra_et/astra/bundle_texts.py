@@ -21,9 +21,8 @@ READ_AT = "astra-sim 0383c203930c and astra-network-analytical 047ef653f16a"
 
 Expected = dict[str, dict[int, "float | None"]]
 """What a simulation should answer, µs by rank from the rank's start to the end of its last node; empty where
-that wasn't computed. ``measured``: recorded, None without start times. ``replayed``: nodes issued as
-ASTRA-sim does, communication as long as recorded. ``simulated``: the same with the times of ASTRA-sim's
-analytical network, all ranks starting together."""
+that wasn't computed. ``measured``: recorded, None without start times. ``simulated``: nodes issued as
+ASTRA-sim does, communication with the times of its analytical network, all ranks starting together."""
 
 
 def network_yml(topology: Topology) -> str:
@@ -144,7 +143,7 @@ Run it: `./run.sh /path/to/AstraSim_Analytical_Congestion_Unaware`, then compare
 | `network.yml`, `system.json` | the network, and the algorithms of collectives |
 | `memory.json` | there is no remote memory |
 | `run.sh` | runs ASTRA-sim and counts the ranks that finished |
-| `expected.json` | measured, replayed and expected time of each rank, µs |
+| `expected.json` | measured and expected time of each rank, µs |
 
 ## The network
 | dimension | ranks | kind | bandwidth per rank and direction | latency of a message |
@@ -195,8 +194,7 @@ def expected_json(
         },
         "explanation": {
             "measured": "recorded, from the rank's first node to its end",
-            "replayed": "nodes issued as ASTRA-sim does, communication as long as recorded",
-            "simulated": "the same with ASTRA-sim's network: what its log should have",
+            "simulated": "as ASTRA-sim runs the nodes on its network: what its log should have",
         },
         **{what: {str(rank): time for rank, time in times.items()} for what, times in answer.items()},
         "notes": list(notes),

@@ -26,7 +26,7 @@ from chakra_et.job.sets import read_set
 from chakra_et.transform.missing_ranks import filled
 
 _FINISHED = re.compile(rb"sys\[(\d+)\] finished, (\d+) cycles")
-TIMES = ("simulated", "replayed", "measured")
+TIMES = ("simulated", "measured")
 _THROWN = re.compile(rb"terminate called.*\n\s*what\(\): *(.*)")
 
 
@@ -158,11 +158,11 @@ def check_log(log: Path, folder: Path) -> LogCheck:
 
 def lines(found: LogCheck) -> list[str]:
     """A table by rank, and what is wrong."""
-    rows = [["rank", "finished ms", "expected ms", "error %", "replayed ms", "measured ms"]]
+    rows = [["rank", "finished ms", "expected ms", "error %", "measured ms"]]
     for rank, time in found.finished.items():
-        simulated, *others = (found.expected[key].get(str(rank)) for key in TIMES)
+        simulated, measured = (found.expected[key].get(str(rank)) for key in TIMES)
         error = "-" if not simulated else f"{100 * (time / simulated - 1):+.2f}"
-        cells = ["-" if each is None else f"{each / 1000:,.3f}" for each in (time, simulated, *others)]
+        cells = ["-" if each is None else f"{each / 1000:,.3f}" for each in (time, simulated, measured)]
         rows.append([str(rank), *cells[:2], error, *cells[2:]])
     answer = text.table(rows)
     if found.unfinished:
