@@ -2,38 +2,54 @@
 
     report = repair_file(Path("outputs/gpt2_2gpu_quick_trace_rank1_host.json"))
 
-A damaged file is read twice, once to find what it holds and once to write the object that is kept. The result
-is scanned again before it replaces the original, so that a repaired file never needs repair. The replacement
-is atomic and under a lock; the original is kept as ``.backup``.
-
-Buffered writers that append to one file leave it striped: the first block of each, then the second block of
-each, and so on. The start of the second object gives the block size. Nothing is guessed: the stripes are
-accepted only if each process's blocks, joined, form an object that needs no repair except for a missing end.
+The result is scanned again before it replaces the original, so that a repaired file never needs repair. The
+replacement is atomic and under a lock; the original is kept as ``.backup``. The file is mapped, not loaded; a
+compressed one is unpacked into a temporary file first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
+import mmap
 import os
+import re
+import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from chakra_et.errors import TraceError
-from chakra_et.files import folder_lock, open_regular, remove_abandoned, temporary_file
-from chakra_et.repair.format import OBJECT_START
-from chakra_et.repair.records import Sink
-from chakra_et.repair.scan import Scanner
-from chakra_et.repair.source import Progress, Read, Text, is_gzip
-from chakra_et.repair.types import JsonDocument, Repair, RepairReport
-from chakra_et.repair.write import DocumentWriter, backup_of, keep_owner
-from chakra_et.traces.records import DEFAULT_LIMITS, Limits
+import msgspec
 
-MIN_BLOCK_BYTES = 64
-MAX_WRITERS = 8
+from chakra_et.errors import TraceError
+from chakra_et.files import (
+    Temporary,
+    copy,
+    folder_lock,
+    open_regular,
+    remove_abandoned,
+    sync_folder,
+    temporary_file,
+)
+from chakra_et.redact import GONE, redacted_json
+from chakra_et.repair.format import value_end
+from chakra_et.repair.scan import Scanner
+from chakra_et.repair.types import Buffer, JsonDocument, Repair, RepairReport
+from chakra_et.traces.fields import MAX_LISTED_REPAIRS, REPAIRS, recorded_repairs
+from chakra_et.traces.records import DEFAULT_LIMITS, Limits, TextMeter
+
+GZIP_MAGIC = b"\x1f\x8b"
+PIECE = 64 << 10
+CUT = ("truncated", "gz-truncated")
+FURTHER = "further repairs, not listed one by one"
+_FIELD = re.compile(rb',\s*"%s"\s*:\s*' % REPAIRS.encode())
+
+Progress = Callable[[int], object]
 
 
 def repair_file(
@@ -69,12 +85,15 @@ def repair_file(
         with lock, open_regular(target) as file:
             before = os.fstat(file.fileno())
             report = RepairReport(path)
-            readings = _read(file, path, limits, progress, report.repairs)
-            reading, document = _choose(readings, path, limits, report.repairs)
-            report.kind, report.nodes_kept = document.kind, document.nodes
-            report.changed = bool(report.repairs)
-            if report.changed and write:
-                _write(file, before, target, output, reading, document, limits, report)
+            # A broken gzip stream comes first, as it causes the damage to the text.
+            with _text(file, str(path), limits, report.repairs, progress) as data:
+                scanner = Scanner(data, str(path), limits).run()
+                report.repairs += sorted(scanner.repairs, key=lambda repair: repair.offset)
+                document = _choose(scanner, report)
+                report.kind, report.nodes_kept = document.kind, document.nodes
+                report.changed = bool(report.repairs)
+                if report.changed and write:
+                    _write(file, before, target, output, data, document, limits, report)
             return report
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file.") from None
@@ -82,210 +101,211 @@ def repair_file(
         raise TraceError(f"{path}: cannot be repaired, is unchanged ({error.strerror or error}).") from None
 
 
-@dataclass
-class _Reading:
-    """One way to read the file: its text, read anew for each pass, and the first pass's result."""
-
-    text: Callable[[], Read]
-    scanner: Scanner
-    begin: int = 0  # offset of its text in the file
-
-
-def _read(
-    file: IO[bytes], path: Path, limits: Limits, progress: Progress | None, repairs: list[Repair]
-) -> list[_Reading]:
-    """Read the file as a whole and, if that shows records of several processes, as stripes."""
-    gzip_notes: list[Repair] = []
-
-    def text() -> Read:
-        gzip_notes.clear()
-        note = lambda *note: gzip_notes.append(Repair(*note))  # noqa: E731
-        return Text(file, str(path), limits, note, progress).read
-
-    def scan(read: Read) -> Scanner:
-        return _scan(read, path, limits)
-
-    plain = _Reading(text, scan(text()))
-    documents = plain.scanner.documents
-    broken_into = plain.scanner.lost_records and any(document.left for document in documents)
-    if (broken_into or any(document.mixed for document in documents)) and not is_gzip(file):
-        stripes = _find_stripes(file, documents, scan)
-        if stripes:
-            found = f"{len(stripes)} processes wrote in turns of {stripes[0].block} bytes; told apart"
-            repairs.append(Repair("interleaved", documents[1].start, found, documents[1].line))
-            return [_Reading(s.reader, scan(s.reader()), s.index * s.block) for s in stripes]
-    # A broken gzip stream comes first, as it causes the damage to the text.
-    repairs.extend([*gzip_notes, *sorted(plain.scanner.repairs, key=lambda repair: repair.offset)])
-    return [plain]
+@contextlib.contextmanager
+def _text(
+    file: IO[bytes], name: str, limits: Limits, repairs: list[Repair], progress: Progress | None = None
+) -> Iterator[Buffer]:
+    """The text of ``file``; of a gzip file as far as it decompresses, and ``repairs`` has why no further."""
+    with contextlib.ExitStack() as stack:
+        meter = TextMeter(name, limits)
+        if _is_gzip(file):
+            text = stack.enter_context(tempfile.TemporaryFile())
+            for part in _unpacked(file, meter, repairs, progress or (lambda size: None)):
+                text.write(part)
+            text.flush()
+        else:
+            text = file
+            size = os.fstat(file.fileno()).st_size
+            meter.add(size, size)
+        size = os.fstat(text.fileno()).st_size
+        # Nothing can't be mapped.
+        yield stack.enter_context(mmap.mmap(text.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
 
 
-def _scan(read: Read, path: Path, limits: Limits, sink: Sink | None = None) -> Scanner:
-    scanner = Scanner(read, str(path), limits, sink or Sink())
-    scanner.run()
-    return scanner
+def _is_gzip(file: IO[bytes]) -> bool:
+    """Whether the file begins as gzip does, whatever its name; reading then begins at its start."""
+    file.seek(0)
+    magic = file.read(len(GZIP_MAGIC))
+    file.seek(0)
+    return magic == GZIP_MAGIC
 
 
-@dataclass
-class Stripe:
-    """The text of writer ``index`` of ``writers`` that alternate in blocks of ``block`` bytes.
-
-    ``lengths``: the bytes of each writer that has ended. Its last block is shorter, and the others continue
-    without it.
-    """
-
-    file: IO[bytes]
-    size: int
-    block: int
-    writers: int
-    index: int
-    lengths: dict[int, int]
-
-    def reader(self) -> Read:
-        """Reads it from its start."""
-        blocks = self._blocks()
-        offset = left = 0
-
-        def read(size: int) -> bytes:
-            nonlocal offset, left
-            parts: list[bytes] = []
-            while size > 0:
-                if not left:
-                    offset, left = next(blocks, (0, 0))
-                if not left:
-                    break
-                take = min(size, left)
-                self.file.seek(offset)
-                parts.append(self.file.read(take))
-                offset, left, size = offset + take, left - take, size - take
-            return b"".join(parts)
-
-        return read
-
-    def _blocks(self) -> Iterator[tuple[int, int]]:
-        """(offset, length) of this writer's blocks."""
-        offset, before, written = 0, -1, [0] * self.writers
-        while before < offset < self.size:
-            before = offset
-            for writer in range(self.writers):
-                rest = self.lengths.get(writer, self.size) - written[writer]
-                length = min(self.block, rest, self.size - offset)
-                if writer == self.index and length:
-                    yield offset, length
-                offset += length
-                written[writer] += length
+def _unpacked(
+    file: IO[bytes], meter: TextMeter, repairs: list[Repair], progress: Progress
+) -> Iterator[bytes]:
+    """The text of a gzip file, whose members may be concatenated and padded with zeros."""
+    inflate, waiting, taken = zlib.decompressobj(wbits=31), b"", 0
+    while True:
+        if not waiting:
+            waiting = file.read(PIECE)
+            taken += len(waiting)
+            progress(len(waiting))
+        if inflate.eof:
+            waiting = waiting.lstrip(b"\0")
+            if waiting and not GZIP_MAGIC.startswith(waiting[:2]):
+                detail = "bytes after the end of the gzip stream"
+                repairs.append(Repair("gz-garbage", taken - len(waiting), detail))
+                return
+            if waiting:
+                inflate = zlib.decompressobj(wbits=31)
+            elif file.tell() == os.fstat(file.fileno()).st_size:
+                return
+            continue
+        before = inflate.copy()
+        try:
+            # Even without new input, text may be left over from the last piece.
+            part = inflate.decompress(waiting, PIECE << 4)
+        except zlib.error as error:
+            # zlib drops the text of a call that fails, so this passes one byte at a time.
+            parts, good = [], 0
+            with contextlib.suppress(zlib.error):
+                for good in range(len(waiting)):
+                    parts.append(before.decompress(waiting[good : good + 1]))
+            checksum = "the checksum does not match, so some of the text up to here may be wrong"
+            other = f"the gzip stream can't be read from here on ({error})"
+            detail = checksum if "check" in str(error) else other
+            repairs.append(Repair("gz-damaged", taken - len(waiting) + good, detail))
+            yield b"".join(parts)
+            return
+        if not part and not waiting and not inflate.eof:
+            repairs.append(Repair("gz-truncated", taken, f"the gzip stream stops after {taken} bytes"))
+            return
+        meter.add(len(part), taken)
+        waiting = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+        yield part
 
 
-def _find_stripes(
-    file: IO[bytes], documents: list[JsonDocument], scan: Callable[[Read], Scanner]
-) -> list[Stripe]:
-    """One stripe per process; empty if the file is not striped.
-
-    ``documents`` are those found in the file read as a whole, ``scan`` reads one stripe.
-    """
-    if len(documents) < 2 or documents[0].left is None:
-        return []
-    first = documents[0].start
-    block = documents[1].start - first
-    if block < MIN_BLOCK_BYTES or first >= block:
-        return []
-    size = os.fstat(file.fileno()).st_size
-    writers = 0  # the number of leading blocks that begin with an object
-    while writers < MAX_WRITERS:
-        file.seek(first + writers * block)
-        if not OBJECT_START.match(file.read(200)):
-            break
-        writers += 1
-    # Each text may end with a newline or without one.
-    for after_end in (1, 0) if writers > 1 else ():
-        lengths: dict[int, int] = {}
-        while True:
-            stripes = [Stripe(file, size, block, writers, index, lengths) for index in range(writers)]
-            scans = {stripe.index: scan(stripe.reader()) for stripe in stripes if stripe.index not in lengths}
-            ended = {i: s.documents[0].end + after_end for i, s in scans.items() if _is_clean(s)}
-            if not ended:
-                break
-            lengths = {**lengths, **ended}
-        # The only fault of the others may be that their text ends too early.
-        if all(
-            len(scanner.documents) == 1 and [repair.kind for repair in scanner.repairs] == ["truncated"]
-            for scanner in scans.values()
-        ):
-            return stripes
-    return []
-
-
-def _is_clean(scanner: Scanner) -> bool:
-    """Whether the first object is complete and needed no repair."""
-    document = scanner.documents[0] if scanner.documents else None
-    return (
-        document is not None
-        and document.complete
-        and not any(repair.offset < document.end for repair in scanner.repairs)
-    )
-
-
-def _choose(
-    readings: list[_Reading], path: Path, limits: Limits, repairs: list[Repair]
-) -> tuple[_Reading, JsonDocument]:
-    """The object to keep; records what becomes of each."""
-    found = [(reading, document) for reading in readings for document in reading.scanner.documents]
-    able = [item for item in found if item[1].nodes >= limits.min_records]
-    clear = [item for item in able if not item[1].mixed]
+def _choose(scanner: Scanner, report: RepairReport) -> JsonDocument:
+    """The object to keep; the report lists what becomes of each."""
+    path, documents = report.path, scanner.documents
+    able = [document for document in documents if document.nodes >= scanner.limits.min_records]
     if not able:
-        most = max((document.nodes for _, document in found), default=0)
+        most = max((document.nodes for document in documents), default=0)
         what = f"only {most} nodes or events" if most else "no complete node or event"
         raise TraceError(f"{path}: {what} in it, nothing to save; record the trace again.")
-    if not clear:
+    if scanner.mixed:
         raise TraceError(
             f"{path}: the writes of several processes are mixed in it and cannot be separated; trace every "
             "rank to a file of its own."
         )
-    main = ([item for item in clear if item[1].complete] or clear)[-1]
-    for number, item in enumerate(found if len(found) > 1 else (), 1):
-        reading, document = item
-        state = ", mixed" if document.mixed else "" if document.complete else ", incomplete"
-        fate = "kept" if item is main else "left out"
-        detail = f"object {number} of {len(found)}, {document.nodes} nodes or events{state}: {fate}"
-        line = 0 if reading.begin else document.line
-        repairs.append(Repair("concatenated", reading.begin + document.start, detail, line))
-    return main
+    kept = ([document for document in able if document.complete] or able)[-1]
+    for number, document in enumerate(documents if len(documents) > 1 else (), 1):
+        state = "" if document.complete else ", incomplete"
+        fate = "kept" if document is kept else "left out"
+        detail = f"object {number} of {len(documents)}, {document.nodes} nodes or events{state}: {fate}"
+        report.repairs.append(Repair("concatenated", document.start, detail, document.line))
+    return kept
 
 
 def _write(
-    file: IO[bytes],
-    before: os.stat_result,
-    target: Path,
-    output: Path | None,
-    reading: _Reading,
-    document: JsonDocument,
-    limits: Limits,
-    report: RepairReport,
-) -> None:
-    """Write the chosen object to ``output``, or else in place of ``target``, which was as ``before`` when it
-    was opened as ``file``."""
+    file: IO[bytes], before: os.stat_result, target: Path, output: Path | None,
+    data: Buffer, document: JsonDocument, limits: Limits, report: RepairReport,
+) -> None:  # fmt: skip
+    """Write ``document`` to ``output``, or else in place of ``target``, which was as ``before`` when it was
+    opened as ``file``."""
     path, place = report.path, output or target
     remove_abandoned(place.parent)
     with temporary_file(place) as part:
-        keep_owner(part, like=target)
-        with DocumentWriter(document.index, part.file, is_gzip(file), report.repairs) as writer:
-            _scan(reading.text(), path, limits, writer)
+        _keep_owner(part, like=target)
+        # No name and no time in the gzip header, so that the same repair gives the same bytes.
+        packed = gzip.GzipFile("", "wb", 6, part.file, mtime=0) if _is_gzip(file) else None
+        stream: IO[bytes] = packed or part.file  # type: ignore[assignment]
+        _write_document(stream, data, document, report.repairs)
+        if packed:
+            packed.close()
+        part.file.flush()
         _verify(part.path, document, path, limits)
         after = os.stat(target)
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise TraceError(f"{path}: changes while it is read; repair it when its run has ended.")
         if output is None:
-            report.backup = backup_of(target)
+            report.backup = _backup_of(target)
         part.put_in_place()
+
+
+def _write_document(stream: IO[bytes], data: Buffer, document: JsonDocument, repairs: list[Repair]) -> None:
+    """Write ``document`` without secrets, and with the list of ``repairs`` in its last field."""
+    found = False
+
+    def without_secrets(text: bytes) -> bytes:
+        nonlocal found
+        kept = redacted_json(text)
+        found |= kept is not text
+        return kept
+
+    stream.write(without_secrets(document.header))
+    for number, run in enumerate(document.runs(data)):
+        stream.write(b"," * (number > 0) + without_secrets(run))
+    footer = without_secrets(document.footer)
+    if found:
+        repairs.append(Repair("secret", 0, f"values that look like secrets are {GONE} now"))
+    stream.write(_marked(footer, document, repairs))
+
+
+def _marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) -> bytes:
+    """``footer`` with the repairs of its document, after those of an earlier repair."""
+    try:
+        fields = msgspec.json.decode(b'{"_": [%b' % footer, type=dict[str, msgspec.Raw])
+        listed = recorded_repairs(msgspec.json.decode(fields[REPAIRS]))
+    except (msgspec.DecodeError, KeyError, RecursionError):
+        listed = {}
+    # An object that is whole is not cut off, whatever else was in its file. A cut comes first, as it counts.
+    own = [repair for repair in repairs if not (document.whole and repair.kind in CUT)]
+    for repair in sorted(own, key=lambda repair: repair.kind not in CUT):
+        text = str(repair)
+        if text not in listed and len(listed) >= MAX_LISTED_REPAIRS - 1:
+            text = FURTHER
+        listed[text] = listed.get(text, 0) + 1
+    if not listed:
+        return footer
+    found = _FIELD.search(footer)
+    value = value_end(footer.decode("latin-1"), found.end()) if found else None
+    if found and value is not None:
+        footer = footer[: found.start()] + footer[value:]
+    end = footer.rindex(b"}")
+    field = f',\n  "{REPAIRS}": {json.dumps(listed)}\n'
+    return footer[:end].rstrip() + field.encode() + footer[end:]
 
 
 def _verify(result: Path, document: JsonDocument, path: Path, limits: Limits) -> None:
     """Refuse a result that would itself need repair."""
-    notes: list[tuple[str, int, str]] = []
-    with open(result, "rb") as file:
-        text = Text(file, str(result), limits, lambda *note: notes.append(note))
-        scanner = _scan(text.read, path, limits)
-    if notes or scanner.repairs or [found.nodes for found in scanner.documents] != [document.nodes]:
+    repairs: list[Repair] = []
+    with open(result, "rb") as file, _text(file, str(result), limits, repairs) as data:
+        scanner = Scanner(data, str(path), limits).run()
+    if repairs or scanner.repairs or [found.nodes for found in scanner.documents] != [document.nodes]:
         raise TraceError(f"{path}: damaged in a way that cannot be repaired; it is unchanged.")
+
+
+def _keep_owner(part: Temporary, like: Path) -> None:
+    """Give the new file the permissions of ``like`` and, where allowed, its owner."""
+    shutil.copymode(like, part.path)
+    owner = os.stat(like)
+    with contextlib.suppress(OSError):  # only root may give files away
+        os.chown(part.path, owner.st_uid, owner.st_gid)
+
+
+def _backup_of(path: Path) -> Path:
+    """Link the file as NAME.backup, or the next free NAME.backup.N, and return that path.
+
+    A backup that already is this very file (an earlier repair was killed after this step) is reused.
+    """
+    number = 0
+    while True:
+        backup = path.with_name(path.name + (f".backup.{number}" if number else ".backup"))
+        number += 1
+        if backup.exists() and backup.samefile(path):
+            return backup
+        try:
+            os.link(path, backup)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without hard links
+            if os.path.lexists(backup):
+                continue
+            copy(path, backup)
+            shutil.copystat(path, backup)
+        sync_folder(path.parent)
+        return backup
 
 
 def _wait() -> None:

@@ -89,7 +89,6 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _AFTER_FIELD = re.compile(rb"[ \t\r\n]*[,}\]\n]")
 _DECODER = json.JSONDecoder(strict=False)
-END = b"\n  ]\n}"
 
 
 class _AnyObject(msgspec.Struct):

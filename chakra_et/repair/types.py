@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+
+Buffer = bytes | mmap.mmap
+END = b"\n  ]\n}"
 
 # Kind → meaning. The kinds are stable ids: reports and scripts may rely on them.
 KINDS = {
@@ -13,8 +18,6 @@ KINDS = {
     "leading-garbage": "removed bytes before the first object",
     "trailing-garbage": "removed bytes after the end of an object",
     "concatenated": "the file holds several objects; kept or left out, as the detail states",
-    "interleaved": "separated the output of processes that wrote alternating blocks of equal size",
-    "mixed-processes": "an object holds records of several processes that cannot be separated",
     "truncated": "an object breaks off; kept its complete records and closed it",
     "missing-header": "records without the start of their object; put an empty header before them",
     "damaged-header": "left out unreadable header fields",
@@ -34,7 +37,6 @@ KINDS = {
     "gz-garbage": "removed bytes after the gzip stream",
     "not-listed": "further repairs, not listed one by one",
 }
-MAX_SEEN = 100_000
 
 
 @dataclass(frozen=True)
@@ -77,40 +79,47 @@ _IDS = msgspec.json.Decoder(list[_Id])
 
 @dataclass
 class JsonDocument:
-    """An object being read, which begins at byte ``start``.
+    """An object that begins at byte ``start``.
 
-    ``keys``: the keys of an intact record, in order. ``closed``: its end has been read; ``whole``: and was
-    not cut off; ``complete``: nor does its beginning lack. ``left``: (offset, line) where another object
-    began before this one had ended; ``torn``: the incomplete record before that place. ``mixed``: it holds
-    records of other processes.
+    ``header``: its text up to the array's ``[``; ``records``: runs of records without the commas between the
+    runs, each as its bytes or as (begin, end) in the text; ``footer``: its text from the array's ``]`` on.
+    ``keys``: the keys of an intact record, in order. ``closed``: its end was found; ``whole``: and was not
+    cut off; ``complete``: nor does its beginning lack. ``left``: (offset, line) where another object began
+    before this one had ended; ``torn``: bytes of the incomplete record before that place.
     """
 
-    index: int
     start: int
     kind: str
     line: int
+    header: bytes
     has_header: bool = True
+    records: list[bytes | tuple[int, int]] = field(default_factory=list)
+    footer: bytes = END
     nodes: int = 0
     closed: bool = False
     whole: bool = False
-    mixed: bool = False
-    end: int = 0
     keys: tuple[str, ...] | None = None
-    torn: bytes = b""
+    torn: int = 0
     left: tuple[int, int] | None = None
-    seen: set[int] = field(default_factory=set)
 
     @property
     def complete(self) -> bool:
         return self.whole and self.has_header
 
-    def repeats_ids(self, records: bytes) -> bool:
-        """Whether an id occurs twice in this document. Only the first ``MAX_SEEN`` ids are remembered."""
-        try:
-            ids = [record.id for record in _IDS.decode(b"[%b]" % records)]
-        except msgspec.DecodeError:
-            return False
-        repeats = len(set(ids)) < len(ids) or not self.seen.isdisjoint(ids)
-        if len(self.seen) < MAX_SEEN:
-            self.seen.update(ids)
-        return repeats
+    def runs(self, data: Buffer) -> Iterator[bytes]:
+        """The text of each run of records."""
+        for run in self.records:
+            yield run if isinstance(run, bytes) else data[run[0] : run[1]]
+
+    def repeats_ids(self, data: Buffer) -> bool:
+        """Whether two nodes have one id, as where the writes of two processes alternate."""
+        seen: set[int] = set()
+        for text in self.runs(data):
+            try:
+                ids = [record.id for record in _IDS.decode(b"[%b]" % text)]
+            except msgspec.DecodeError:
+                return False  # not nodes of the observer
+            if len(set(ids)) < len(ids) or not seen.isdisjoint(ids):
+                return True
+            seen.update(ids)
+        return False

@@ -12,7 +12,7 @@ from tests.generator.damaged import DAMAGE, FOLDER, result
 
 FOLDERS = sorted(path for path in FOLDER.iterdir() if path.is_dir())
 # Met in files that are too long or too odd to keep; tests/repair/test_repair.py makes them.
-NOT_KEPT = {"damaged-footer", "mixed-processes", "not-listed", "secret"}
+NOT_KEPT = {"damaged-footer", "not-listed", "secret"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
