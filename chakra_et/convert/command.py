@@ -252,7 +252,7 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
         communication = result.communication
         steps = [median([*result.good[rank].report.steps_us.values()] or [0.0]) for rank in communication]
         metadata = [trace.metadata for trace in communication.values()]
-        sentences += [f"note: {text}" for text in steps_sentence(metadata, steps)]
+        sentences += [f"note: {result.prefix}: {text}" for text in steps_sentence(metadata, steps)]
         sentences += _warnings(result, config.max_overhead)
         sentences += [f"error: {text}" for text in result.problems]
         sentences += [f"warning: {text}" for text in result.warnings]

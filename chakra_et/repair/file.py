@@ -109,7 +109,7 @@ def _text(
     with contextlib.ExitStack() as stack:
         meter = TextMeter(name, limits)
         if _is_gzip(file):
-            text = stack.enter_context(tempfile.TemporaryFile())
+            text: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
             for part in _unpacked(file, meter, repairs, progress or (lambda size: None)):
                 text.write(part)
             text.flush()

@@ -9,6 +9,7 @@ array's ``]`` to the object's ``}``.
 from __future__ import annotations
 
 import json
+import mmap
 import re
 
 import msgspec
@@ -98,7 +99,7 @@ class _AnyObject(msgspec.Struct):
 _ARRAY_OF_OBJECTS = msgspec.json.Decoder(list[_AnyObject])
 
 
-def matched_end(pattern: re.Pattern[bytes], text: bytes, at: int = 0) -> int:
+def matched_end(pattern: re.Pattern[bytes], text: bytes | mmap.mmap, at: int = 0) -> int:
     """Where the match of ``pattern`` at ``at`` ends; ``at`` if there is none."""
     found = pattern.match(text, at)
     return found.end() if found else at

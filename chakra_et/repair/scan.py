@@ -345,8 +345,8 @@ class Scanner:
     def _end(self, document: JsonDocument, lead: bytes, at: int) -> None:
         """The array's ``]`` is at ``at``: end the object, or take out a bracket that comes too early."""
         data, kind = self.data, document.kind
-        length = layout.footer_end(self._text(at), 0)
-        whole = length is not None
+        length = layout.footer_end(self._text(at), 0) or 0
+        whole = length > 0
         # With two arrays under one key, readers would see only the second.
         again = whole and any(
             found.group(1) == layout.ARRAY_KEY[kind] for found in ARRAY_OPEN.finditer(data, at, at + length)
@@ -357,7 +357,7 @@ class Scanner:
             return
         if b"," in lead and not self._loose:
             self._note("trailing-comma", at, "taken out")
-        end = at + (length or 0)
+        end = at + length
         if not whole:
             starts = (pattern.search(data, at + 1) for pattern in (OBJECT_START, RECORD_START[None]))
             end = min((start.start() for start in starts if start), default=len(data))

@@ -80,9 +80,11 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
         how = " with PyTorch's observer" if any(facts.get("observed") for facts in known) else ""
         off = f"{cost:.2f} µs per operator taken off for recording{how}"
         of_graph = f"that of the graph {graph:,.3f} ms ({off})"
+    if not traced:
+        return ["no step is marked in the trace; its times hold the cost of recording"]
     if untraced is None:
         return [f"no untraced step was measured; the traced step takes {traced:,.3f} ms, {of_graph}"]
-    ratio = f"ratio {(traced or 0) / untraced:.2f}" if untraced else "ratio not known"
+    ratio = f"ratio {traced / untraced:.2f}" if untraced else "ratio not known"
     return [
         f"the untraced step takes {untraced:,.3f} ms (median of {known[0]['untraced_steps']}), the traced "
         f"step {traced:,.3f} ms ({ratio}), {of_graph}"

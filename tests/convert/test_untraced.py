@@ -10,7 +10,7 @@ import pytest
 
 from chakra_et.convert.graph.link import aligned
 from chakra_et.convert.pair import convert_pair, step_facts
-from chakra_et.simulate.measured_steps import measured_times, step_rows
+from chakra_et.simulate.measured_steps import measured_times, step_rows, steps_sentence
 from chakra_et.simulate.replays import longest_path
 from chakra_et.traces.device_format import Recording, read_recording
 from chakra_et.traces.sets import Pair
@@ -121,3 +121,10 @@ def test_the_first_step_and_prepared_steps_are_not_untraced():
     facts = json.loads(step_facts(recording, ()))
     assert facts == {"traced": 15.0, "observed": False, "untraced": 11.0, "untraced_steps": 2}
     assert json.loads(step_facts(None, (7.0,))) == {"untraced": 7.0, "untraced_steps": 1}
+
+
+def test_a_trace_without_steps_has_no_step_of_0_ms():
+    """ "The traced step takes 0.000 ms", for traces in which no step is marked."""
+    assert steps_sentence([{"steps_micros": '{"untraced": null}'}], [0.0]) == [
+        "no step is marked in the trace; its times hold the cost of recording"
+    ]
