@@ -19,6 +19,12 @@ def first_rows(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def coded(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(distinct values, ascending; the index in them of each value)."""
+    if len(values) and values.dtype.kind == "i":
+        low, high = int(values.min()), int(values.max())
+        if high - low < 4 * len(values):  # without sorting
+            there = np.zeros(high - low + 1, bool)
+            there[values - low] = True
+            return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[values - low]
     known, index = np.unique(values, return_inverse=True)
     return known, index.reshape(-1)
 
@@ -38,6 +44,15 @@ def rows_by_value(values: np.ndarray, among: np.ndarray | None = None) -> dict[i
     rows = rows if among is None else among[rows]
     known, first = np.unique(values[rows], return_index=True)
     return dict(zip(known.tolist(), np.split(rows, first[1:]), strict=False))
+
+
+def medians(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The median of the values of each of the groups 0, 1, …, none of which is empty; float64."""
+    count = np.bincount(group)
+    ordered = values[np.lexsort((values, group))]
+    first = np.cumsum(count) - count
+    found: np.ndarray = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
+    return found
 
 
 def lane_order(lanes: np.ndarray) -> np.ndarray:

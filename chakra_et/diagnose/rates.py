@@ -13,7 +13,7 @@ import numpy as np
 from chakra_et.cost.gpus import by_driver
 from chakra_et.cost.operator_calls import CLASSES, OperatorCall
 from chakra_et.cost.operator_times import GpuModel, gpu_model
-from chakra_et.predict.gpu_work import launched_operators
+from chakra_et.predict.gpu_work import device_work, kernel_kinds, launched_operators
 from chakra_et.simulate.run import Run
 
 WORK = ("num_ops", "tensor_size")
@@ -63,13 +63,20 @@ class KernelClass:
 
 def find_rates(run: Run) -> Rates:
     """The rates of a run's device work, by its recorded times."""
-    graph, found = run.graph, launched_operators(run)
+    graph, nodes = run.graph, device_work(run)
     kind, least, usual = np.full(len(graph), -1), np.zeros(len(graph)), np.zeros(len(graph))
-    kind[found.nodes] = found.kind
+    kind[nodes] = kernel_kinds(run)[nodes]
     named = {by_driver(trace.metadata_str("device_name")) for trace in graph.traces} - {None}
     if len(named) != 1:
         return Rates("", kind, least, usual)
     model = gpu_model(str(named.pop()))
+    if all("skeleton" in trace.metadata for trace in graph.traces):  # whose operators aren't known
+        operations, moved = (graph.attribute(of, 0)[nodes] for of in WORK)
+        possible = np.maximum(operations / model.peak(OperatorCall.type), moved / model.gpu.memory) * 1e9
+        unknown = [CLASSES.index(of) for of in ("memory copy", "gather")]
+        least[nodes] = np.where(np.isin(kind[nodes], unknown), 0, possible)
+        return Rates(model.name, kind, least, usual, (model.peak(""), model.gpu.memory))
+    found = launched_operators(run)
     length = graph.duration_ns[found.nodes].astype(float)
     total = np.bincount(found.of, length, len(found.work))
     each = np.array([_times(model, *call) for call in zip(found.work, total.tolist(), strict=True)])

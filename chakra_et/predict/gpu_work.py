@@ -73,7 +73,7 @@ def device_work(run: Run) -> np.ndarray:
     return np.flatnonzero(np.isin(run.kind, kinds) & ~run.is_communication)
 
 
-def kernel_classes(run: Run) -> np.ndarray:
+def kernel_kinds(run: Run) -> np.ndarray:
     """Index into ``CLASSES`` of each node, by the operator that launched it or else its name; int64[N]."""
     return _classes(run, _launchers(run))
 
@@ -174,11 +174,11 @@ def _class(name: str, patterns: Sequence[tuple[str, str]] = _CLASSES) -> int:
 
 def _found_idle(run: Run, nodes: np.ndarray) -> np.ndarray:
     """Whether the GPU did nothing just before each of ``nodes``, as measured; bool[K]."""
-    order = nodes[np.lexsort((run.start_ns[nodes], run.graph.trace_of[nodes]))]
+    trace = run.graph.trace_of
+    order = nodes[np.lexsort((run.start_ns[nodes], trace[nodes]))]
     idle = np.ones(len(run.graph), bool)
-    for at in range(len(run.graph.traces)):
-        own = order[run.graph.trace_of[order] == at]
-        if len(own):
-            ended = np.maximum.accumulate(run.end_ns[own])
-            idle[own[1:]] = run.start_ns[own[1:]] - ended[:-1] > _IDLE_NS
+    bounds = np.flatnonzero(np.diff(trace[order], prepend=-1))
+    for own in np.split(order, bounds[1:]):
+        ended = np.maximum.accumulate(run.end_ns[own])
+        idle[own[1:]] = run.start_ns[own[1:]] - ended[:-1] > _IDLE_NS
     return np.asarray(idle[nodes])

@@ -193,7 +193,7 @@ def bounds(run: Run, timeline: NodeTimes) -> list[dict[str, float]]:
     graph, matched = timeline.setting.graph, run.operation >= 0
     # The node that each node waited for (-1: none), and the last member of its communication (or itself).
     before, last_member = np.full(len(graph), -1, np.int64), np.arange(len(graph))
-    lane_source, lane_target = graph.lane_edges()
+    lane_source, lane_target = graph.lane_edges
     lag = np.concatenate([np.zeros(len(lane_source), np.int64), graph.lag_ns])
     source, target = np.concatenate([lane_source, graph.source]), np.concatenate([lane_target, graph.target])
     binds = timeline.end_ns[source] + lag == timeline.start_ns[target]
@@ -201,21 +201,28 @@ def bounds(run: Run, timeline: NodeTimes) -> list[dict[str, float]]:
     for nodes in run.members:
         last_member[nodes] = nodes[np.argmax(timeline.start_ns[nodes])]
     # How long a node holds up the path, and the part of it in which unmatched communication waited.
-    lasted = np.where(matched, timeline.lasting_ns, timeline.end_ns - timeline.start_ns).tolist()
+    lasted = np.where(matched, timeline.lasting_ns, timeline.end_ns - timeline.start_ns)
     wait = np.minimum(run.graph.attribute("wait_micros", 0) * 1000, run.measured.own_ns)
-    waited, kind = np.where(matched, 0, wait).tolist(), run.kind.tolist()
-    above, last = before.tolist(), last_member.tolist()
+    waited = np.where(matched, 0, wait)
+    above, last = before.data, last_member.data  # their elements are Python's integers, which is faster
+    # What each node's path took by kind, up to its end: paths of many ranks meet, and go on as one.
+    spent = {-1: np.zeros(len(KINDS), np.int64)}
     found = []
     for first, end in zip(run.graph.first[:-1], run.graph.first[1:], strict=True):
-        node = int(first + np.argmax(timeline.end_ns[first:end]))
-        spent = [0] * len(KINDS)
-        while node >= 0:
-            node = last[node]
-            spent[kind[node]] += lasted[node] - waited[node]
-            spent[KINDS.index("wait")] += waited[node]
+        final = node = last[int(first + np.argmax(timeline.end_ns[first:end]))]
+        path = []
+        while node not in spent:
+            path.append(node)
             node = above[node]
-        total = max(sum(spent), 1)
-        found.append({name: spent[at] / total for at, name in enumerate(KINDS) if spent[at]})
+            node = node if node < 0 else last[node]
+        nodes = np.array(path[::-1], np.int64)
+        parts = np.zeros((len(nodes), len(KINDS)), np.int64)
+        parts[np.arange(len(nodes)), run.kind[nodes]] = lasted[nodes] - waited[nodes]
+        parts[:, KINDS.index("wait")] += waited[nodes]
+        spent.update(zip(path[::-1], spent[node] + np.cumsum(parts, axis=0), strict=True))
+        by_kind = spent[final].tolist()
+        total = max(sum(by_kind), 1)
+        found.append({name: by_kind[at] / total for at, name in enumerate(KINDS) if by_kind[at]})
     return found
 
 

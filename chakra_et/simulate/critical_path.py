@@ -83,7 +83,7 @@ def critical_path(graph: ReplayGraph, operations: Operations, result: ReplayResu
     """The critical path of ``result``, a device replay of ``graph``; ``operations`` by its start times."""
     start, end = graph.gather(result.start_ns), graph.gather(result.end_ns)
     # The dependency or previous node on the lane that ended last before each node.
-    lane_source, lane_target = graph.lane_edges()
+    lane_source, lane_target = graph.lane_edges
     source, target = np.append(graph.source, lane_source), np.append(graph.target, lane_target)
     free = end[source] + np.append(graph.lag_ns, np.zeros(len(lane_source), np.int64))
     order = np.lexsort((free, target))

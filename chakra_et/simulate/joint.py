@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from chakra_et.arrays import coded
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
 from chakra_et.et.edges import edges_of, topological_order
@@ -99,9 +101,10 @@ class ReplayGraph:
         choices = [lane >= 0, self.is_cpu, stream >= 0, is_message, self.types == NodeType.COMM_COLL]
         kind = np.select(choices, [0, 1, 2, 3, 4], default=5)
         value = np.select(choices, [lane, tid, stream, -1, self.group], default=0)
-        values, code = np.unique(value, return_inverse=True)
+        values, code = coded(value)
         return np.where(kind == 3, -1, (self.trace_of * 6 + kind) * len(values) + code)
 
+    @cached_property
     def lane_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """Edges (source, target) that chain the nodes of each lane in the order of ``position``."""
         lanes = self.lanes()

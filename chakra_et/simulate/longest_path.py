@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chakra_et.arrays import coded
 from chakra_et.errors import TraceError
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching, check_same, deadlock, differing
@@ -104,7 +105,7 @@ def find_lanes(graph: ReplayGraph) -> Lanes:
     lane = graph.lanes()
     alone = lane < 0
     lane = np.where(alone, lane.max(initial=0) + np.cumsum(alone), lane)
-    lane = np.unique(lane, return_inverse=True)[1].reshape(-1)
+    lane = coded(lane)[1]
     nodes = np.lexsort((graph.position, lane))
     return Lanes(lane, nodes, _inverse(nodes), np.searchsorted(lane[nodes], np.arange(int(lane.max()) + 2)))
 

@@ -4,7 +4,7 @@ in another one, where transfers that overlap on a link share it."""
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -246,7 +246,7 @@ def solve(run: Run, setting: Setting) -> NodeTimes:
     matched = np.flatnonzero(run.operation >= 0)
     operation = run.operation[matched]
     first = np.array([nodes[0] for nodes in run.members])
-    users = [np.unique(run.graph.trace_of[nodes]).tolist() for nodes in run.members]
+    users = [list(set(run.graph.trace_of[nodes].tolist())) for nodes in run.members]
     for _ in range(_ATTEMPTS):
         begin = np.zeros(len(first), np.int64)
         np.maximum.at(begin, operation, start[matched])
@@ -271,50 +271,47 @@ def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[in
     """
     end, left = begin_ns.astype(np.float64), wire_ns.tolist()
     arrivals = sorted(((float(end[at]), at) for at in np.flatnonzero(wire_ns > 0).tolist()), reverse=True)
-    # Of each active transfer: (since when, in how large a crowd) it goes on, and how many of its ranks have a
-    # crowd of each size. Of its endings the one that was found last counts.
-    pace: dict[int, tuple[float, int]] = {}
-    crowds: dict[int, dict[int, int]] = {}
+    # Of each: how many run on its most crowded link (``crowd``), on how many of its ranks (``most``),
+    # and its crowd when its ending was found last (``pace``, ``since``), which is the one that counts.
+    crowd, most, pace, found = ([0] * len(left) for _ in range(4))
+    since = [0.0] * len(left)
     on_rank: dict[int, list[int]] = defaultdict(list)
     endings: list[tuple[float, int, int]] = []
-    found = [0] * len(left)
-
-    def go_on(at: int, now: float) -> None:
-        if at in pace:
-            left[at] -= (now - pace[at][0]) / pace[at][1]
-        pace[at] = now, max(crowds[at])
-        found[at] += 1
-        heapq.heappush(endings, (now + max(left[at], 0.0) * pace[at][1], at, found[at]))
-
-    while arrivals or pace:
-        while endings and found[endings[0][1]] != endings[0][2]:
-            heapq.heappop(endings)
+    while arrivals or endings:
         arriving = bool(arrivals) and (not endings or arrivals[-1][0] <= endings[0][0])
-        now, at = arrivals.pop() if arriving else heapq.heappop(endings)[:2]
-        touched = set()
+        now, at, number = (*arrivals.pop(), 0) if arriving else heapq.heappop(endings)
+        if number != found[at]:
+            continue
+        touched = {at} if arriving else set()
         for rank in users[at]:
             beside = on_rank[rank]
-            size = len(beside)
             if arriving:
                 beside.append(at)
+                size = len(beside)
+                for other in beside:
+                    if crowd[other] < size:
+                        crowd[other], most[other] = size, 1
+                        touched.add(other)
+                    elif crowd[other] == size:
+                        most[other] += 1
             else:
+                size = len(beside)
                 beside.remove(at)
-            for other in beside:
-                if other != at:
-                    crowd = crowds[other]
-                    if crowd[size] > 1:
-                        crowd[size] -= 1
-                    else:
-                        del crowd[size]
-                    crowd[len(beside)] = crowd.get(len(beside), 0) + 1
-                    touched.add(other)
-        if arriving:
-            crowds[at] = Counter(len(on_rank[rank]) for rank in users[at])
-            go_on(at, now)
-        else:
+                for other in beside:
+                    if crowd[other] == size:
+                        most[other] -= 1
+                        touched.add(other)
+        if not arriving:
             end[at] = now
-            del pace[at], crowds[at]
         for other in touched:
-            if max(crowds[other]) != pace[other][1]:
-                go_on(other, now)
+            if not most[other]:
+                sizes = [len(on_rank[rank]) for rank in users[other]]
+                crowd[other] = max(sizes)
+                most[other] = sizes.count(crowd[other])
+            if crowd[other] != pace[other]:
+                if pace[other]:
+                    left[other] -= (now - since[other]) / pace[other]
+                pace[other], since[other] = crowd[other], now
+                found[other] += 1
+                heapq.heappush(endings, (now + max(left[other], 0.0) * pace[other], other, found[other]))
     return end

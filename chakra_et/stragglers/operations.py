@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chakra_et.arrays import coded, medians
+
 
 @dataclass(frozen=True)
 class JobMeta:
@@ -66,12 +68,9 @@ def typical(operations: JobOperations) -> np.ndarray:
     evenly over the stages, type by type: the paper takes the mean because work that is spread unevenly over
     the workers could be spread evenly.
     """
-    _, group = np.unique(operations.group, return_inverse=True)
-    count = np.bincount(group)
-    ordered = operations.work_s[np.lexsort((operations.work_s, group))]
-    first = np.cumsum(count) - count
-    median: np.ndarray = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
-    mean = np.bincount(group, operations.work_s) / count
+    _, group = coded(operations.group)
+    median = medians(operations.work_s, group)
+    mean = np.bincount(group, operations.work_s) / np.bincount(group)
     times: np.ndarray = np.where(operations.by_median, median[group], mean[group])
     # So that the stages that have a type spend as long on it, per worker and step.
     stages = int(operations.stage.max()) + 1

@@ -154,7 +154,7 @@ class CollectiveTimes:
         found = collective_samples(communication)
         self.known = {(each.kind, each.size, each.ranks): each.ns for each in found}
         ratios = [
-            float(np.median(each.transfer_ns)) / median
+            each.median_ns / median
             for each in communication
             if each.kind is not None and (median := self.known[each.kind, each.size, len(each.ranks)])
         ]

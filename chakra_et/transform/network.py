@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chakra_et.arrays import medians
 from chakra_et.cost.collectives import Algorithm, collective_time, message_time
 from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model
 from chakra_et.cost.topology import Topology
@@ -117,7 +118,7 @@ class Network:
             key = (each.kind, each.size, *each.ranks)
             known[key] = known.get(key) or parts(each)
             (on_wire, latency, beside), at_least = known[key], 0.0
-            measured = float(np.median(each.transfer_ns))
+            measured = each.median_ns
             of_size.setdefault((each.kind, each.size), []).append(measured)
             if each.gloo:
                 beside, at_least = self._own_work(each, measured, one_host)
@@ -156,11 +157,12 @@ def gloo_segments(size: int, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One operation: ``nodes`` of its members (unmatched: one), with the ``transfer_ns`` of each; ``kind`` is
-    None for a message; ``ranks`` of its group, or sender and receiver."""
+    """One operation: ``nodes`` of its members (unmatched: one), with the ``transfer_ns`` of each and their
+    median; ``kind`` is None for a message; ``ranks`` of its group, or sender and receiver."""
 
     nodes: np.ndarray
     transfer_ns: np.ndarray
+    median_ns: float
     kind: CollectiveType | None
     size: int
     ranks: list[int]
@@ -170,27 +172,34 @@ class Transfer:
 
 def find_communication(run: Run) -> list[Transfer]:
     """All operations whose kind, size and members are known."""
-    graph = run.graph
-    kinds, sizes = graph.attribute("comm_type", -1), graph.attribute("comm_size", -1)
-    wait = np.minimum(graph.attribute("wait_micros", 0) * 1000, run.measured.own_ns)
-    gloo = np.array([name.startswith("gloo:") for name in run.names])[run.name_of]
+    graph, known = run.graph, {int(kind): kind for kind in CollectiveType}
     alone = np.flatnonzero((graph.types == NodeType.COMM_COLL) & (run.operation < 0))
+    operations = [*run.members, *alone.reshape(-1, 1)]
+    if not operations:
+        return []
+    count = np.array([len(nodes) for nodes in operations])
+    first, every = np.cumsum(count) - count, np.concatenate(operations)
+    wait = np.minimum(graph.attribute("wait_micros", 0) * 1000, run.measured.own_ns)
+    taken = np.where(run.operation >= 0, run.measured.lasting_ns, run.measured.own_ns - wait)[every]
+    median = medians(taken, np.repeat(np.arange(len(count)), count))
+    sizes = np.maximum.reduceat(graph.attribute("comm_size", -1)[every], first).clip(0)
+    head = every[first]
+    is_message = graph.types[head] != NodeType.COMM_COLL
+    kinds = np.where(is_message, -1, graph.attribute("comm_type", -1)[head])
+    kinds[np.array([name == _GLOO_REDUCE for name in run.names])[run.name_of[head]]] = (
+        CollectiveType.ALL_REDUCE
+    )
+    gloo = np.array([name.startswith("gloo:") for name in run.names])[run.name_of[head]]
+    columns = (each.tolist() for each in (median, sizes, kinds, is_message, run.operation[head] >= 0, gloo))
+    rows = zip(operations, np.split(taken.astype(float), first[1:]), *columns, strict=True)
     found = []
-    for nodes in [*run.members, *(np.array([node]) for node in alone.tolist())]:
-        first, matched = int(nodes[0]), bool(run.operation[nodes[0]] >= 0)
-        is_message = graph.types[first] != NodeType.COMM_COLL
-        known = not is_message and int(kinds[first]) in set(CollectiveType)
-        kind = CollectiveType(int(kinds[first])) if known else None
-        if run.names[run.name_of[first]] == _GLOO_REDUCE:
-            kind = CollectiveType.ALL_REDUCE
-        in_order = nodes[np.argsort(run.matching.side[nodes], kind="stable")]  # a message's sender first
-        senders = [graph.ranks[trace] for trace in graph.trace_of[in_order].tolist()]
-        ranks = senders if matched else _group_of(run, first)
-        if len(ranks) < 2 or (kind is None and not is_message):
-            continue
-        taken = run.measured.lasting_ns[nodes] if matched else (run.measured.own_ns - wait)[nodes]
-        size = max(int(sizes[nodes].max()), 0)
-        found.append(Transfer(nodes, taken.astype(float), kind, size, ranks, matched, bool(gloo[first])))
+    for nodes, own, middle, size, kind, message, matched, by_gloo in rows:
+        if message:  # the sender first
+            nodes, own = (each[np.argsort(run.matching.side[nodes], kind="stable")] for each in (nodes, own))
+        senders = [graph.ranks[trace] for trace in graph.trace_of[nodes].tolist()]
+        ranks = senders if matched else _group_of(run, int(nodes[0]))
+        if len(ranks) > 1 and (message or kind in known):
+            found.append(Transfer(nodes, own, middle, known.get(kind), size, ranks, matched, by_gloo))
     return found
 
 
@@ -200,7 +209,7 @@ def collective_samples(found: Sequence[Transfer]) -> list[Sample]:
     for each in found:
         if each.kind is not None:
             key = (each.kind, each.size, len(each.ranks))
-            groups.setdefault(key, []).append(float(np.median(each.transfer_ns)))
+            groups.setdefault(key, []).append(each.median_ns)
     return [Sample(*key, float(np.median(times))) for key, times in groups.items()]
 
 

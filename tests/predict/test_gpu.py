@@ -17,7 +17,7 @@ from chakra_et.cost.operator_calls import CLASSES, OperatorCall
 from chakra_et.cost.operator_times import gpu_model
 from chakra_et.et.columns import TensorInfo
 from chakra_et.predict.gpu import OtherGpu, ratio
-from chakra_et.predict.gpu_work import kernel_classes, launched_operators
+from chakra_et.predict.gpu_work import kernel_kinds, launched_operators
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
 from tests.shared import shared_path
@@ -69,7 +69,7 @@ def two_operators() -> Run:
 
 def test_kernels_belong_to_the_operator_that_launched_them() -> None:
     run = two_operators()
-    kinds = [CLASSES[kind] for kind in kernel_classes(run)]
+    kinds = [CLASSES[kind] for kind in kernel_kinds(run)]
     assert [kinds[at] for at in (2, 3, 4, 6, 7, 9)] == [
         *("matrix product",) * 3,
         "elementwise",
