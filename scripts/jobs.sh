@@ -156,7 +156,7 @@ quick_run() {
         ${EXTRA[@]+-- "${EXTRA[@]}"}
 }
 
-# trace_and_convert MODEL N: train on N processes of this node, repair, convert, check, list.
+# trace_and_convert MODEL N: train on N processes of this node, repair, convert, check, report.
 trace_and_convert() {
     local model=$1 processes=$2 steps=$STEPS world name active warmup wait_steps rank
     cd "$ROOT"
@@ -196,7 +196,6 @@ trace_and_convert() {
     stage "converting" supervise "$PYTHON" convert_to_et.py --dir "$OUTPUT_DIR" --name "$name"
     stage "checking" supervise "$PYTHON" -m chakra_et validate "${traces[@]}"
     stage "reporting" supervise "$PYTHON" -m chakra_et report "$OUTPUT_DIR/$name"
-    stage "written" "$PYTHON" -m utils.training.summary --dir "$OUTPUT_DIR" --name "$name"
 }
 
 # full_job MODEL [ARG…]: training with evaluation and checkpoints; a few early steps are traced, and converted at

@@ -94,19 +94,6 @@ def log_of(node: Node) -> Log:
     return Log(node.name, node.file("err"), first_rank)
 
 
-def lost_nodes(run: Run, states: Mapping[str, State]) -> list[str]:
-    """The nodes that failed: those that Slurm names, or else those that never recorded their end."""
-    lost: list[str] = []
-    for job, known in states.items():
-        text = records.read(run.batch_output(job)).decode(errors="replace")
-        named = re.findall(r"error: Node failure on (\S+)", text)
-        if known.word == "NODE_FAIL" and not named:
-            notes = {node.name: runs.note_of(node) for node in run.nodes if node.job == job}
-            named = [name for name, note in notes.items() if note and note.word == "running"]
-        lost += named
-    return list(dict.fromkeys(lost))
-
-
 def first(logs: Iterable[Log], ended: Mapping[str, tuple[int, float]], has_failed: bool) -> Failure | None:
     """The failure with which a run began; None if the logs report none.
 

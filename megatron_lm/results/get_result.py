@@ -130,9 +130,8 @@ def lines(view: View) -> Iterator[tuple[str, str]]:
     yield _title(f"job info {' '.join(run.jobs)}")
     yield from (("", f"{job}: {known}") for job, known in view.states.items())
     yield from (("", f"logs of {job}: {run.log_dir / job}") for job in run.jobs)
-    files = (node.file(kind) for node in run.nodes for kind in ("out", "err", "gpu"))
-    there = (f"{path.parent.name}/{path.name}" for path in files if path.exists())
-    yield "", f"items: {' '.join(there)}"
+    files = (node.file(kind) for node in run.nodes for kind in ("err", "gpu", "out"))
+    yield "", f"items: {' '.join(path.name for path in files if path.exists())}"
     yield from (("", f"{name}: {text}") for name, text in view.setting_texts)
 
     yield _title("iteration time")

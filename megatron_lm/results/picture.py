@@ -124,9 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found, settings = read_events(run, config.node, config.iterations)
     predicted = []
     if config.plan is not None:
-        from megatron_lm import planner
-
-        predicted = predicted_events(planner.read_plan(config.plan))
+        predicted = predicted_events(read_plan(config.plan))
     report.write(config.output, draw(run, found, settings, predicted))
     print(f"{config.output}: {len(found)} events of {len({event.rank for event in found})} ranks")
     return 0
@@ -304,9 +302,20 @@ def _covered(intervals: list[tuple[float, float]], first: float, last: float) ->
     return total
 
 
+def read_plan(path: Path) -> Plan:
+    """The first plan in a file of ``python -m fasop plan --json``. Raises ``RunError``."""
+    from fasop.errors import PlanError  # only plans need fasop
+    from fasop.plans.plan import pick_plan
+
+    try:
+        return pick_plan(str(path), 1)
+    except PlanError as error:
+        raise RunError(str(error)) from None
+
+
 def predicted_events(plan: Plan) -> list[Event]:
     """One iteration of every stage, starting at 0 s; stages take the place of ranks."""
-    from fasop.schedule import events  # only plans need fasop
+    from fasop.schedule import events
 
     found = []
     for event in events.of_plan(plan):

@@ -23,12 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chakra_et import cli
+from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.text import table
 from fasop.plans.plan import Plan
 from fasop.profiling.fit import UnitFit, fit_units
-from megatron_lm import planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import picture, report, speed
@@ -36,6 +35,7 @@ from megatron_lm.results.picture import WORK, Bubble
 from megatron_lm.settings import MODELS, conf
 
 MODEL, GPU = "tiny", "CPU"
+PLAN, SETTINGS = "plan.json", "plan.conf"
 PLENTY = 1e18  # bit/s: a message costs its latency alone
 
 
@@ -97,16 +97,9 @@ def compare(config: CompareConfig) -> str:
     partitions = calibration_partitions(config.stages)
     measured = [run(config, partition) for partition in partitions]
     fits = unit_fits(partitions, measured)
-    # This machine as one node.
-    bandwidth = {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY}
-    cpu = {"nodes": 1, "memory_gib": 1024.0, "price_per_hour": 0.0, **bandwidth}
-    cpu["intra_latency"] = min(each.message for each in measured)
-    here = {"gpus_per_node": config.stages, "gpus": {GPU: cpu}}
-    source = "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.sh."
-    model = planner.model_of(MODELS[MODEL], config.global_batch)
-    words = planner.write_inputs(folder, MODEL, model, here, source, [unit_costs(fits)])
-    plan = planner.best([*words, *f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1".split()], folder)
-    result = run(config, plan.layers, planner.settings(folder))
+    plan = best_plan(config, folder, fits, min(each.message for each in measured))
+    _fasop("export", str(folder / PLAN), "--output", str(folder / SETTINGS))
+    result = run(config, plan.layers, conf.read_file(folder / SETTINGS))
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
     outside = statistics.median(each.outside for each in measured)
     tables = [comparison(plan, result, outside), explained(plan, result, outside)]
@@ -125,6 +118,38 @@ def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
     last[-1] += spare
     # Without a spare layer, the inner stages give the cost of a layer.
     return [tuple(first), tuple(last)] if spare else [tuple(first)]
+
+
+def best_plan(config: CompareConfig, folder: Path, fits: tuple[UnitFit, UnitFit], message: float) -> Plan:
+    """FASOP's plan for this machine, as one node on which a message takes ``message`` seconds; its input and
+    the plan stay in ``folder``. Raises ``RunError`` with FASOP's sentence."""
+    size, bandwidth = MODELS[MODEL], {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY}
+    model = {
+        "hidden": size.hidden, "seq": size.sequence, "layers": size.layers, "vocab": size.vocabulary,
+        "heads": size.heads, "ffn": size.ffn, "global_batch": config.global_batch,
+    }  # fmt: skip
+    cpu = {"nodes": 1, "memory_gib": 1024.0, "price_per_hour": 0.0, "intra_latency": message, **bandwidth}
+    cluster = {"gpus_per_node": config.stages, "gpus": {GPU: cpu}}
+    source = "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.sh."
+    costs = {"format": 1, "source": source, "models": {MODEL: {"name": MODEL, **model}}}
+    # JSON is YAML.
+    files.write_json(folder / "models.yaml", {"models": {MODEL: model}})
+    files.write_json(folder / "cluster.yaml", {"clusters": {"this": cluster}})
+    files.write_json(folder / "costs.json", costs | {"entries": [unit_costs(fits)]})
+    words = ["--model", MODEL, "--models-file", str(folder / "models.yaml")]
+    words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
+    words += f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1 --top 1 --json".split()
+    files.write_text(folder / PLAN, _fasop("plan", *words))
+    return picture.read_plan(folder / PLAN)
+
+
+def _fasop(*words: str) -> str:
+    command = [sys.executable, "-m", "fasop", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=conf.FOLDER.parent)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise RunError(f"python -m fasop {words[0]}: {reason.removeprefix('error: ')}")
+    return done.stdout
 
 
 def run(config: CompareConfig, layers: Sequence[int], planned: Mapping[str, str] | None = None) -> Measured:

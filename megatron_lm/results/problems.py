@@ -57,9 +57,6 @@ def _wrong(
                 yield f"no process uses the GPUs of {node.name}"
     if failure is not None:
         yield str(failure)
-    if lost := ",".join(failures.lost_nodes(run, states)):
-        resume = f"megatron_lm/_03_submit.sh --resume {run.jobs[0]} --without {lost}"
-        yield f"lost: {lost}; continue on the other nodes with {resume}"
     submitted = runs.submitted(run)
     for node, data in outputs.items():
         for name, value in records.settings(data).items():

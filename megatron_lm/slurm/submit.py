@@ -35,22 +35,14 @@ class SubmitConfig:
     )
     settings: str = field(default="", metadata={"help": "file of settings, as 'fasop export' writes it"})
     resume: str = field(default="", metadata={"help": "job id of a run to continue from its last checkpoint"})
-    without: str = field(default="", metadata={"help": "with --resume: nodes to leave out, as node7,node8"})
     local: bool = field(default=False, metadata={"help": "run all ranks on this machine, without Slurm"})
     het: bool = field(default=False, metadata={"help": "heterogeneous: one het job instead of two jobs"})
     dry_run: bool = field(default=False, metadata={"help": "print what would be submitted; submit nothing"})
-    time: str = field(default="", metadata={"help": "time limit, as for sbatch"})
-    account: str = field(default="", metadata={"help": "account to charge"})
-    qos: str = field(default="", metadata={"help": "quality of service"})
-    partition: str = field(default="", metadata={"help": "partition (queue) of all jobs"})
-    constraint: str = field(default="", metadata={"help": "required node features"})
     stop_on_nan: str = field(default="", metadata={"help": "end after N iterations in a row not finite"})
 
     def __post_init__(self) -> None:
         if self.het and self.local:
             raise ValueError("--het and --local exclude each other")
-        if self.without and not self.resume:
-            raise ValueError("--without: needs --resume JOBID, the run whose nodes these are")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,9 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         SubmitConfig, words[:at], prog="_03_submit.sh", description=(__doc__ or "").splitlines()[0]
     )
-    names = ("time", "account", "qos", "partition", "constraint")
-    given = batch.flags((f"--{name}", getattr(config, name)) for name in names)
-    given |= batch.from_words(words[at + 1 :], "after --")
+    given = batch.from_words(words[at + 1 :], "after --")
     if config.local and given:
         raise SettingsError("--local: options of sbatch have no effect without Slurm; leave them out.")
     values = settings_of(config)
@@ -76,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = values["SBATCH_OPTIONS"]
         raise SettingsError(f"SBATCH_OPTIONS={text}: can't be read ({error}).") from None
     given = batch.from_words(options, "SBATCH_OPTIONS") | given
-    if config.without and "--exclude" not in given:
-        given |= batch.flags([("--exclude", config.without)])
     jobs = batch.jobs(values, config.het, given)
     if config.dry_run:
         print("\n".join(job.script for job in jobs), end="")
@@ -97,18 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def settings_of(config: SubmitConfig) -> dict[str, str]:
     """The complete settings of the run. Raises ``SettingsError``."""
     conf.refuse_misplaced(os.environ)
-    given = conf.from_caller(dict(map(conf.parse_word, config.words)), Path.cwd())
-    overrides = conf.prefixed(os.environ)
-    if config.settings:
-        overrides |= conf.read_file(config.settings)
+    given = conf.read_file(config.settings) if config.settings else {}
+    given |= dict(map(conf.parse_word, config.words))
+    given |= {"STOP_ON_NAN": config.stop_on_nan} if config.stop_on_nan else {}
+    overrides = conf.from_caller(conf.prefixed(os.environ) | given, Path.cwd())
     if config.resume:
-        # Only a resumed run needs to read logs, and to plan.
-        from megatron_lm.slurm import resume
-
-        without = [name for name in config.without.split(",") if name]
-        overrides |= resume.settings_of(config.resume, without, given)
-    overrides |= given | ({"STOP_ON_NAN": config.stop_on_nan} if config.stop_on_nan else {})
-    overrides = conf.from_caller(overrides, Path.cwd())
+        overrides |= resumed(config.resume, conf.from_caller(given, Path.cwd()))
     if config.local:
         ranks = conf.complete(overrides)["WORLD_SIZE"]
         overrides |= {"HOMOGENEOUS_CLUSTER": "true", "NNODES": "1", "NPROC_PER_NODE": ranks, "NODELIST": ""}
@@ -116,6 +98,45 @@ def settings_of(config: SubmitConfig) -> dict[str, str]:
     if not overrides.get("MASTER_PORT"):
         del values["MASTER_PORT"]  # so that the first node may choose another one
     return values
+
+
+def resumed(job: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The settings that continue the run of ``job``, with those ``given`` now. Raises ``RunError``."""
+    from megatron_lm.logs import runs  # needs numpy, as no other submission does
+
+    run = runs.find((job,), conf.log_dir())
+    values = runs.submitted(run)
+    if not values:
+        raise RunError(
+            f"job {job}: its settings were not kept; submit it anew with LOAD set to its last checkpoint."
+        )
+    for each in run.jobs:
+        known = runs.state_of(run, each)
+        if known.word in runs.ALIVE:
+            raise RunError(f"job {each} is still {known.word}: cancel it before you continue its run.")
+    if "WORLD_SIZE" not in given:
+        del values["WORLD_SIZE"]  # it follows from the number of nodes, which may be given
+    values |= given
+    if not values["SAVE"]:
+        raise RunError(
+            f"job {job} wrote no checkpoints, as SAVE was empty: there is nothing to continue from."
+        )
+    folder, damaged = checkpoints.newest_whole(Path(values["SAVE"]))
+    for sentence in damaged:
+        print(f"job {job}: {sentence}", file=sys.stderr)
+    if folder is None:
+        raise RunError(f"job {job}: there is no good checkpoint in {values['SAVE']} to continue from.")
+    try:
+        done = int(checkpoints.read_meta(folder)["iteration"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{folder}: can't be read ({error}); set LOAD to another checkpoint.") from None
+    if done >= int(values["TRAIN_ITERS"]):
+        raise RunError(
+            f"job {job} has done {done} iterations of TRAIN_ITERS={values['TRAIN_ITERS']}: to train on, "
+            "give a larger TRAIN_ITERS."
+        )
+    print(f"job {job}: continuing from {folder}", file=sys.stderr)
+    return values | {"LOAD": values["SAVE"]}
 
 
 def check_files(values: Mapping[str, str]) -> None:

@@ -158,13 +158,6 @@ def test_a_lost_node_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, "9", {"n1": "", "n2": ""}, batch)
     failure = diagnosed(tmp_path, "9", "NODE_FAIL")
     assert failure and str(failure) == "node n2 failed at 2026-11-22 01:52:15"
-    run = runs.find(("9",), tmp_path)
-    assert failures.lost_nodes(run, {"9": State("NODE_FAIL")}) == ["n2"]
-    # Without Slurm's message: the node that never recorded its end.
-    write_run(tmp_path, "10", {"n1": "", "n2": ""}, n2="running 77\n")
-    run = runs.find(("10",), tmp_path)
-    assert failures.lost_nodes(run, {"10": State("NODE_FAIL")}) == ["n2"]
-    assert failures.lost_nodes(run, {"10": State("FAILED")}) == []
 
 
 def test_a_run_that_has_done_its_last_iteration_has_not_failed(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from chakra_et.report.page import unpack
-from megatron_lm import planner
 from megatron_lm.__main__ import main as command
 from megatron_lm.errors import RunError
 from megatron_lm.results import picture, plan_run_compare
@@ -76,7 +75,7 @@ def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
     plan = json.loads((planned / "plan.json").read_text())["plans"][0]
     # The shortest message, as a latency.
     assert plan["p2p"] == pytest.approx([1e-4])
-    events = picture.predicted_events(planner.read_plan(planned / "plan.json"))
+    events = picture.predicted_events(picture.read_plan(planned / "plan.json"))
     forward = [e for e in events if e.rank == 1 and e.task == "forward"]
     assert forward[0].start == pytest.approx(E + 3 * T + 1e-4)
     ends = max(e.end for e in events if e.task == "backward")
@@ -87,7 +86,7 @@ def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
 
 def test_a_difference_is_explained_by_parts_that_add_up_to_it(planned: Path) -> None:
     """Both stages take half as long again as planned, and 7 ms instead of 4 are beside the pipeline."""
-    plan = planner.read_plan(planned / "plan.json")
+    plan = picture.read_plan(planned / "plan.json")
     ours = picture.bubbles(picture.predicted_events(plan))
     stages = [
         dataclasses.replace(each, compute=1.5 * each.compute, seconds=1.5 * each.seconds) for each in ours
@@ -130,9 +129,9 @@ def test_a_plan_is_drawn_beside_its_run(planned: Path, monkeypatch: pytest.Monke
     assert said.count("\n") == 1 and "plan.json" in said
 
 
-def test_a_planner_that_refuses_is_one_sentence(tmp_path: Path, capsys) -> None:
+def test_a_planner_that_refuses_is_one_sentence() -> None:
     with pytest.raises(RunError, match="python -m fasop plan: no model 'gpt9'"):
-        planner.best(["--model", "gpt9", "--cluster", "paper-bert"], tmp_path)
+        plan_run_compare._fasop("plan", "--model", "gpt9", "--cluster", "paper-bert")
 
 
 @pytest.mark.parametrize(

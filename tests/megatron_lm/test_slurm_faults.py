@@ -178,7 +178,7 @@ def test_a_preempted_run_continues_and_passes_over_damaged_checkpoints(
 ) -> None:
     """Preempted, it saves once more; then a bit of that checkpoint flips, and the one before is cut off."""
     settings = {"SAVE": str(tmp_path / "ckpt"), "SAVE_INTERVAL": "2", "TRAIN_ITERS": "5000"}
-    done = script("_03_submit.sh", "--partition", "all", "--", "--no-requeue", FAULT="none", **settings)
+    done = script("_03_submit.sh", "--", "--partition=all", "--no-requeue", FAULT="none", **settings)
     job = done.stdout.strip()
     wait_for(lambda: "iteration 5 :" in script("get_result.sh", job).stdout, 300)
     urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=true"]

@@ -79,10 +79,8 @@ def test_options_of_sbatch_come_from_settings_then_the_body_then_the_command_lin
     shown = script("_03_submit.sh", "--dry-run", **settings).stdout
     wanted = {"--time=30", "--exclusive", "--account=mine", "--mem=0", "--comment='two words'"}
     assert wanted <= set(header(shown)) and shown.count("--time") == 1
-    more = ("--time", "1:00:00", "--qos", "high", "--constraint", "ib", "--partition", "fast")
-    shown = script(
-        "_03_submit.sh", *more, "--dry-run", "--", "-A", "theirs", "--reservation=r", **settings
-    ).stdout
+    more = ("--time", "1:00:00", "--qos", "high", "-C", "ib", "-pfast", "-A", "theirs", "--reservation=r")
+    shown = script("_03_submit.sh", "--dry-run", "--", *more, **settings).stdout
     wanted = {"--time=1:00:00", "--qos=high", "--constraint=ib", "--account=theirs", "--reservation=r"}
     assert wanted | {"--partition=fast"} <= set(header(shown)) and shown.count("--time") == 1
 
@@ -131,7 +129,7 @@ def test_nodes_can_be_named_in_the_order_of_their_ranks(script: Script) -> None:
         (["--bad"], {}, "--bad"),
         (["--het"], {}, "set HOMOGENEOUS_CLUSTER=false"),
         (["--het", "--local"], {}, "exclude each other"),
-        (["--local", "--time=1"], {}, "--local: options of sbatch have no effect"),
+        (["--local", "--", "--time=1"], {}, "--local: options of sbatch have no effect"),
         (["--", "file"], {}, "'file' is not an option of sbatch"),
         (["MODLE=tiny"], {}, "'MODLE=tiny': give settings as NAME=VALUE"),
         (["--settings", "absent.conf"], {}, "absent.conf: can't be read"),

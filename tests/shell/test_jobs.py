@@ -39,7 +39,7 @@ if words[0] == "-c":
 text = " ".join(words)
 with open({calls!r}, "a") as calls:
     calls.write(text + "\n")
-stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et \w+|utils\.training\.summary|ruff \w+"
+stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et \w+|ruff \w+"
 stages += r"|-m mypy|-m pytest"
 stage = re.search(stages, text).group()
 if stage == os.environ.get("SLEEP"):
@@ -95,7 +95,7 @@ def calls(project: Path) -> list[str]:
 def test_a_quick_job_goes_through_all_stages_in_order(project: Path) -> None:
     result = run(project, "run_gpt2_quick.sh", "2", "--", "--batch-size", "7")
     assert result.returncode == 0, result.stderr
-    train, fix, convert, check, report, summary = calls(project)
+    train, fix, convert, check, report = calls(project)
     outputs = f"{project}/outputs"
     name = "gpt2_2gpu_quick_trace"
     assert train.startswith("-m torch.distributed.run --standalone --nproc_per_node 2 ")
@@ -109,7 +109,6 @@ def test_a_quick_job_goes_through_all_stages_in_order(project: Path) -> None:
     assert convert == f"convert_to_et.py --dir {outputs} --name {name}"
     assert check == f"-m chakra_et validate {outputs}/{name}.0.et {outputs}/{name}.1.et"
     assert report == f"-m chakra_et report {outputs}/{name}"
-    assert summary == f"-m utils.training.summary --dir {outputs} --name {name}"
 
 
 @pytest.mark.parametrize("steps, schedule", [("1", (0, 0)), ("2", (0, 1)), ("3", (0, 1)), ("100", (5, 2))])
@@ -151,7 +150,6 @@ def test_the_output_folder_is_the_callers(project: Path) -> None:
         ("convert_to_et", "converting", 3),
         ("chakra_et validate", "checking", 4),
         ("chakra_et report", "reporting", 5),
-        ("utils.training.summary", "written", 6),
     ],
 )
 def test_a_failing_stage_ends_the_job_with_its_status_and_a_sentence(

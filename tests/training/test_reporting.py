@@ -15,8 +15,7 @@ import pytest
 from tests.training.jobs import losses, read_log
 from utils.training import metrics
 from utils.training.step import learning_rate_at
-from utils.training.summary import convert_traces
-from utils.training.trainer import Trainer
+from utils.training.trainer import Trainer, convert_traces
 
 SHORT = ("--skip-eval", "--save-steps", 0)
 

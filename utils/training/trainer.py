@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import math
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -30,11 +34,11 @@ from utils.training.metrics import Metrics
 from utils.training.models import Batch, ModelFamily
 from utils.training.sampling import BatchPlan, MicroBatches
 from utils.training.step import Stepper, build_optimizer
-from utils.training.summary import convert_traces
 from utils.watch import Watch
 
 log = logging.getLogger(__name__)
 
+ROOT = Path(__file__).resolve().parents[2]
 # Short enough for a quick run on two cores; on GPUs the default is the model's context.
 CPU_SEQ_LENGTH = 128
 
@@ -270,3 +274,36 @@ class Trainer:
             where += f"; traces: {Path(config.trace_output_dir, str(config.trace_name))}_*"
         done = f"{metrics.steps} steps on {world.size} x {world.device.type}{metrics.span()}"
         return f"{config.family} {config.model_name}: {done}; {where}"
+
+
+def convert_traces(folder: str, name: str) -> bool:
+    """Run ``chakra-et convert`` on the traces NAME in ``folder``, in a process of its own.
+
+    Returns whether all were converted. A failure is logged with the command to repeat: the traces are kept.
+    """
+    place = Path(folder).resolve()
+    again = f"chakra-et convert {shlex.quote(folder)} --name {shlex.quote(name)}"
+    try:
+        ranks = json.loads((place / f"{name}_manifest.json").read_text(encoding="utf-8"))["ranks"]
+    except OSError:
+        ranks = []
+    if not any(rank["files"] for rank in ranks):
+        return False  # the tracer has logged why there are none
+    elsewhere = []
+    for rank in ranks:
+        files = rank["files"]
+        if not isinstance(files, dict) or not all(
+            (place / each["name"]).is_file() for each in files.values()
+        ):
+            elsewhere.append(str(rank["rank"]))
+    if elsewhere:
+        log.warning(
+            "not converted: the traces of rank %s are not in %s here; copy them to it, then run: %s",
+            *(", ".join(elsewhere), folder, again),
+        )
+        return False
+    command = [sys.executable, "-m", "chakra_et", "convert", str(place), "--name", name]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        log.error("the traces are kept, but not all could be converted; to repeat it: %s", again)
+        return False
+    return True
