@@ -25,8 +25,7 @@ from tqdm import tqdm
 
 from chakra_et import cli, files
 from megatron_lm.settings import MODELS
-from utils.data.config import DataConfig
-from utils.data.hub import DataError
+from utils.data.config import DataConfig, DataError
 from utils.data.squad import read_squad_json
 from utils.data.tokenizers import load_tokenizer
 

@@ -1,4 +1,4 @@
-"""The data, from flags to samples: read (squad.py) → tokenize (token_cache.py) → lay out (this file).
+"""The data, from flags to samples: read (squad.py) → tokenize (tokenizers.py) → lay out (this file).
 
 Every sample is padded to --max-seq-length on the right; ``stack`` cuts a batch to its longest sample. Labels
 are -100, which PyTorch's cross entropy ignores, wherever nothing is to be predicted.
@@ -12,11 +12,9 @@ import torch
 from torch.utils.data import Dataset, default_collate
 from transformers import PreTrainedTokenizerFast
 
-from utils.data.config import DataConfig
-from utils.data.hub import DataError, datasets_cache
+from utils.data.config import DataConfig, DataError
 from utils.data.squad import Example, load_squad
-from utils.data.token_cache import TokenizedPairs, tokenize_pairs
-from utils.data.tokenizers import Family
+from utils.data.tokenizers import Family, TokenizedPairs, tokenize_pairs
 
 __all__ = ["SquadDataset", "build_datasets", "stack"]
 
@@ -174,7 +172,7 @@ def build_datasets(
 ) -> tuple[SquadDataset, SquadDataset]:
     """Return the training and validation sets; validation masks are the same for every seed and epoch.
 
-    ``config.max_seq_length`` must be set. Tokenized data is cached below --cache-dir. Raises ``DataError``.
+    ``config.max_seq_length`` must be set. Raises ``DataError``.
     """
     length = config.max_seq_length
     if length is None:
@@ -182,12 +180,10 @@ def build_datasets(
     if config.pack and family != "gpt2":
         raise DataError("--pack: only for GPT-2; BERT's samples are pairs of question and context")
     squad = load_squad(config.dataset, config.cache_dir, config.require_dataset)
-    folder = datasets_cache(config.cache_dir) / "tokenized"
-
     kind = MaskedDataset if family == "bert" else PackedDataset if config.pack else CausalDataset
 
     def build(examples: list[Example], seed: int) -> SquadDataset:
-        return kind(tokenize_pairs(examples, tokenizer, folder), tokenizer, length, squad.source, seed)
+        return kind(tokenize_pairs(examples, tokenizer), tokenizer, length, squad.source, seed)
 
     return build(squad.train, seed), build(squad.validation, 0)
 

@@ -19,7 +19,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron_lm import datasets, preprocess_data
 from megatron_lm.settings import Settings
 from megatron_lm.settings.conf import FOLDER
-from utils.data.hub import DataError
+from utils.data.config import DataError
 
 log = logging.getLogger(__name__)
 SAMPLE = FOLDER.parent / "data" / "squad_sample.json"

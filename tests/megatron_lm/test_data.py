@@ -19,7 +19,7 @@ from chakra_et import cli
 from megatron_lm import datasets
 from megatron_lm.settings import Settings
 from tests.megatron_lm.training_runs import ROOT, TINY, environment, layout
-from utils.data.hub import DataError
+from utils.data.config import DataError
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra megatron)")
 TOKENIZER = str(ROOT / "data" / "tokenizers" / "gpt2")

@@ -31,7 +31,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of tokenized data for all tests."""
+    """One cache of downloads for all tests."""
     return tmp_path_factory.mktemp("cache")
 
 

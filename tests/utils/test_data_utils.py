@@ -14,11 +14,9 @@ from torch.utils.data import DataLoader
 
 from chakra_et.cli import parse
 from tests.shared import shared_path
-from utils.data.config import DataConfig
-from utils.data.hub import DataError
+from utils.data.config import DataConfig, DataError
 from utils.data.squad import Example, load_squad
-from utils.data.token_cache import tokenize_pairs
-from utils.data.tokenizers import load_tokenizer
+from utils.data.tokenizers import load_tokenizer, tokenize_pairs
 from utils.data_utils import MaskedDataset, build_datasets
 
 MODELS = {"gpt2": ("gpt2", 50257), "bert": ("bert-base-uncased", 30522)}
@@ -39,10 +37,8 @@ def config(tmp_path: Path) -> DataConfig:
     return DataConfig(dataset="sample", cache_dir=str(tmp_path), max_seq_length=256)
 
 
-def masked(
-    tokenizer, examples: list[Example], folder: Path, length: int = 64, seed: int = 7
-) -> MaskedDataset:
-    return MaskedDataset(tokenize_pairs(examples, tokenizer, folder), tokenizer, length, "test", seed)
+def masked(tokenizer, examples: list[Example], length: int = 64, seed: int = 7) -> MaskedDataset:
+    return MaskedDataset(tokenize_pairs(examples, tokenizer), tokenizer, length, "test", seed)
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -174,7 +170,7 @@ def test_bert_pairs(bert, config: DataConfig) -> None:
 def test_bert_truncation_keeps_both_parts(
     question: int, context: int, length: int, kept: tuple[int, int], bert, tmp_path: Path
 ) -> None:
-    dataset = masked(bert, [Example("a " * question, "b " * context)], tmp_path, length)
+    dataset = masked(bert, [Example("a " * question, "b " * context)], length)
     sample = dataset[0]
     original = torch.where(sample["labels"] == -100, sample["input_ids"], sample["labels"])
     a, b = kept
@@ -235,7 +231,7 @@ def test_bert_masks_depend_on_seed_epoch_and_index_alone(bert, config: DataConfi
 
 
 def test_equal_texts_have_masks_of_their_own(bert, tmp_path: Path) -> None:
-    dataset = masked(bert, [Example("How deep is it?", "A little less than it was. " * 5)] * 2, tmp_path)
+    dataset = masked(bert, [Example("How deep is it?", "A little less than it was. " * 5)] * 2)
     assert not same(dataset[0], dataset[1])
 
 
@@ -267,14 +263,14 @@ def test_set_epoch_reaches_persistent_workers(start: str, bert, config: DataConf
 
 def test_a_text_all_unknown_still_has_labels(bert, tmp_path: Path) -> None:
     """A script that the vocabulary lacks gave no candidates, and a batch of it a loss of NaN."""
-    dataset = masked(bert, [Example("Ξ Ψ", "Ω " * 10)], tmp_path)
+    dataset = masked(bert, [Example("Ξ Ψ", "Ω " * 10)])
     sample = dataset[0]
     chosen = sample["labels"] != -100
     assert set(sample["labels"][chosen].tolist()) == {bert.unk_token_id} and chosen.sum() == 2
 
 
 def test_a_short_text_has_one_label(bert, tmp_path: Path) -> None:
-    assert (masked(bert, [Example("", "tea")], tmp_path)[0]["labels"] != -100).sum() == 1
+    assert (masked(bert, [Example("", "tea")])[0]["labels"] != -100).sum() == 1
 
 
 @pytest.mark.parametrize("family", MODELS)

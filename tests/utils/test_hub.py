@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.utils.fake_hub import FakeHub
-from utils.data import hub
+from utils.data import config as hub
 
 
 @pytest.fixture(autouse=True)

@@ -186,7 +186,7 @@ def test_a_hub_that_answers_but_fails_is_survived(
     # The tests run offline, so that the real load_dataset fails as it does on a hub without the data set.
     monkeypatch.setattr("utils.data.squad.hub_problem", lambda: None)
     assert load_squad("squad", str(tmp_path)) == load_squad("sample")
-    record = [record for record in caplog.records if record.name == "utils.data.hub"][-1]
+    record = [record for record in caplog.records if record.name == "utils.data.config"][-1]
     assert "the hub failed: " in record.message and "\n" not in record.message
 
 

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from tests.shared import shared_path
 from utils.data import tokenizers
-from utils.data.config import DataConfig
-from utils.data.hub import DataError
-from utils.data.tokenizers import load_tokenizer
+from utils.data.config import DataConfig, DataError
+from utils.data.squad import Example
+from utils.data.tokenizers import load_tokenizer, tokenize_pairs
 
 MODELS = {"gpt2": ("gpt2", 50257), "bert": ("bert-base-uncased", 30522)}
 SMALL = tokenizers.SMALL_FOLDER
@@ -179,3 +179,29 @@ def test_a_hub_that_answers_but_fails_is_survived(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tokenizers, "hub_problem", lambda: None)
     _, source = load_tokenizer("gpt2", "gpt2", DataConfig(cache_dir=str(tmp_path)), 50257)
     assert source.startswith("the small one in data/tokenizers/gpt2 (the hub failed: ") and "\n" not in source
+
+
+EXAMPLES = [
+    Example("Why?", "Because of the wind."),
+    Example(" Who? ", "Because of the wind.\n"),
+    Example("", "A text that no question belongs to."),
+    Example("Why?", "The tide."),
+]
+
+
+def test_texts_come_back_each_tokenized_once() -> None:
+    tokenizer = load_tokenizer("gpt2", "gpt2", DataConfig(), 50257)[0]
+    pairs = tokenize_pairs(EXAMPLES, tokenizer)
+    assert len(pairs) == 4 and len(pairs.ends) == 6  # "Why?" and the wind's context are shared
+    for index, example in enumerate(EXAMPLES):
+        texts = [tokenizer.decode(ids) for ids in pairs[index]]
+        assert texts == [example.question.strip(), example.context.strip()]
+
+
+def test_the_fingerprint_covers_texts_pairing_and_tokenizer() -> None:
+    tokenizer = load_tokenizer("gpt2", "gpt2", DataConfig(), 50257)[0]
+    other = load_tokenizer("bert", "bert-base-uncased", DataConfig(), 30522)[0]
+    swapped = [Example("a", "b"), Example("c", "b")], [Example("a", "b"), Example("c", "a")]
+    runs = [(EXAMPLES, tokenizer), (EXAMPLES, other), (EXAMPLES[:3], tokenizer)]
+    runs += [(examples, tokenizer) for examples in swapped]
+    assert len({tokenize_pairs(*run).fingerprint for run in runs}) == len(runs)

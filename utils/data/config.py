@@ -1,13 +1,27 @@
-"""The data flags."""
+"""Shared by the data modules: their flags and error, logging on rank 0, and whether the Hugging Face hub
+answers."""
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+import threading
+import urllib.error
+import urllib.request
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from utils.data.hub import DataError
-
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+PROBE_SECONDS = 5.0
 MIN_LENGTH = 8
+
+_logger = logging.getLogger(__name__)
+
+
+class DataError(ValueError):
+    """Bad input from the user; the message names the flag or file and what to do."""
 
 
 def flag(default: Any, help_text: str) -> Any:
@@ -25,9 +39,7 @@ class DataConfig:
     tokenizer: str | None = flag(
         None, "tokenizer.json or its folder (default: Docker image, hub cache, hub, data/tokenizers)"
     )
-    cache_dir: str | None = flag(
-        None, "folder for downloads and tokenized data (default: HF_DATASETS_CACHE, then HF_HOME)"
-    )
+    cache_dir: str | None = flag(None, "folder for downloads (default: HF_DATASETS_CACHE, then HF_HOME)")
     max_seq_length: int | None = flag(
         None, "longest sample in tokens (default: 1024 for GPT-2 and 512 for BERT on GPUs, 128 on CPUs)"
     )
@@ -47,3 +59,51 @@ class DataConfig:
             raise DataError(f"--max-seq-length {self.max_seq_length}: must be at least {MIN_LENGTH}")
         if self.num_workers < 0:
             raise DataError(f"--num-workers {self.num_workers}: must not be negative")
+
+
+def log_once(level: int, message: str) -> None:
+    """Log one line, on rank 0 only (torchrun's RANK; a process without it is rank 0)."""
+    if os.environ.get("RANK", "0") == "0":
+        _logger.log(level, message)
+
+
+def hub_problem() -> str | None:
+    """Why the hub can't be used, or None if it answers.
+
+    An offline variable is believed without a probe. Otherwise one HEAD request to HF_ENDPOINT (through the
+    usual proxy variables) decides within ``PROBE_SECONDS``, once per process. The hub libraries offer no such
+    limit: behind a firewall that drops packets their retries take minutes.
+    """
+    for name in OFFLINE_VARIABLES:
+        if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}:
+            return f"{name} is set"
+    return _probe(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", PROBE_SECONDS)
+
+
+def datasets_cache(cache_dir: str | None) -> Path:
+    """The folder that ``datasets`` caches in: --cache-dir, HF_DATASETS_CACHE, or below HF_HOME."""
+    if cache_dir or (cache_dir := os.environ.get("HF_DATASETS_CACHE")):
+        return Path(cache_dir).expanduser()
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "datasets"
+
+
+@functools.lru_cache
+def _probe(endpoint: str, seconds: float) -> str | None:
+    outcome: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds).close()
+            outcome.append(None)
+        except urllib.error.HTTPError as error:
+            # Any answer from the hub itself is enough; a 5xx comes from a proxy or a hub that is down.
+            outcome.append(f"{endpoint} answered {error.code}" if error.code >= 500 else None)
+        except Exception as error:  # OSError for the network, HTTPException for non-HTTP, ValueError
+            outcome.append(f"{endpoint} can't be reached: {getattr(error, 'reason', error)}")
+
+    # In a thread, because the timeout of urlopen doesn't cover the name lookup.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome[0] if outcome else f"{endpoint} didn't answer within {seconds:g} s"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from utils.data.hub import DataError, datasets_cache, hub_problem, log_once
+from utils.data.config import DataError, datasets_cache, hub_problem, log_once
 
 SAMPLE = Path(__file__).resolve().parents[2] / "data" / "squad_sample.json"
 HUB_NAMES = ("rajpurkar/squad", "squad")  # the second is the hub's name for it before 2024

@@ -1,20 +1,30 @@
-"""Find the tokenizer: --tokenizer, the Docker image, the hub cache, the hub, then the small ones in data/."""
+"""Stage 2 of the data: find the tokenizer (--tokenizer, the Docker image, the hub cache, the hub, then the
+small ones in data/), and tokenize each distinct text once.
+
+SQuAD asks about five questions per paragraph, so questions and contexts are tokenized separately and joined
+by the data sets in ``data_utils``: a fifth of the work.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from utils.data.hub import DataError, hub_problem, log_once
+import numpy as np
+from tqdm import tqdm
+
+from utils.data.config import DataConfig, DataError, hub_problem, log_once
+from utils.data.squad import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-    from utils.data.config import DataConfig
 
 Family = Literal["gpt2", "bert"]
 
@@ -32,6 +42,7 @@ SPECIAL_TOKENS = {
     "bert": {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
 }
 MAX_LENGTH = {"gpt2": 1024, "bert": 512}
+BATCH = 1000  # texts
 
 
 def load_tokenizer(
@@ -133,3 +144,57 @@ def _configured_specials(family: Family, file: Path) -> dict[str, str]:
         if isinstance(token, str):
             found[name] = token
     return found
+
+
+@dataclass(frozen=True)
+class TokenizedPairs:
+    """Questions and contexts as ids, without special tokens.
+
+    ``ids``: int32 [tokens], all distinct texts end to end; ``ends``: int64 [texts], where each one ends;
+    ``pairs``: int32 [questions, 2], the text numbers of each question and of its context;
+    ``fingerprint``: a hash of texts and tokenizer, equal on ranks that have the same data.
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+    pairs: np.ndarray
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        question, context = self.pairs[index]
+        return self._text(question), self._text(context)
+
+    def _text(self, number: int) -> np.ndarray:
+        return self.ids[self.ends[number - 1] if number else 0 : self.ends[number]]
+
+
+def tokenize_pairs(examples: list[Example], tokenizer: PreTrainedTokenizerFast) -> TokenizedPairs:
+    """The ids of all questions and contexts, without white space at their ends. A fast tokenizer uses all
+    cores by itself (RAYON_NUM_THREADS limits them).
+    """
+    numbers: dict[str, int] = {}
+    pairs = np.array(
+        [[numbers.setdefault(text.strip(), len(numbers)) for text in example] for example in examples],
+        dtype=np.int32,
+    )
+    texts = list(numbers)
+    key = hashlib.sha256(json.dumps([texts, tokenizer.backend_tokenizer.to_str()]).encode() + pairs.tobytes())
+    # Set explicitly, because the library otherwise warns in every DataLoader worker that is forked later.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    rows: list[list[int]] = []
+    with tqdm(total=len(texts), desc="Tokenizing", unit="text", disable=None) as progress:
+        for begin in range(0, len(texts), BATCH):
+            batch = texts[begin : begin + BATCH]
+            rows += tokenizer(
+                batch,
+                add_special_tokens=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,  # or it warns about texts longer than the model, which are cut later
+            )["input_ids"]
+            progress.update(len(batch))
+    ids = np.concatenate([np.array(row, dtype=np.int32) for row in rows])
+    return TokenizedPairs(ids, np.cumsum([len(row) for row in rows]), pairs, key.hexdigest())
