@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from chakra_et.cli import parse
-from megatron_lm.logs import gpus, records
+from megatron_lm.logs import records
 from megatron_lm.results import view
 from tests.megatron_lm import written_logs
 
@@ -54,7 +54,11 @@ def main() -> int:
         row("iteration lines", outputs, lambda data: len(records.iterations(data)))
         row("memory lines", outputs, lambda data: len(records.memory(data)))
         row("starts and ends of every iteration", outputs, timed_iterations)
-        row("GPU samples for a summary", gpu_logs, lambda data: len(gpus.samples(data, view.GPU_SAMPLES)))
+        row(
+            "GPU samples for a summary",
+            gpu_logs,
+            lambda data: len(records.gpu_samples(data, view.GPU_SAMPLES)),
+        )
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"\n{config.ranks} ranks, {config.iterations} iterations; peak memory {peak:.0f} MB")
     finally:
@@ -76,7 +80,7 @@ def row(what: str, paths: list[Path], count: Callable[[bytes], int]) -> None:
 
 def write(folder: Path, config: BenchmarkConfig) -> None:
     nodes = config.ranks // RANKS_A_NODE
-    line = gpus.format_line(gpus.Gpu(0, "NVIDIA A10", 60, 97, 20000, 22731, ("root(19000M)",)))
+    line = written_logs.gpu_line(records.Gpu(0, "NVIDIA A10", 60, 97, 20000, 22731, ("root(19000M)",)))
     second = "".join(f"[{gpu}]{line[3:]}\n" for gpu in range(RANKS_A_NODE))
     blocks = [_lists(start) for start in range(0, config.iterations, LOG_INTERVAL)]
     for node in range(nodes):

@@ -69,7 +69,7 @@ if uses_container; then
     enter_container
     python=$CONTAINER_PYTHON
 fi
-${container[@]+"${container[@]}"} "$python" "$MEGATRON/slurm/check_python.py" || exit $?
+${container[@]+"${container[@]}"} "$python" "$ROOT/scripts/environment.py" check megatron || exit $?
 
 report=$RUN_ID
 [ "$NNODES" = 1 ] || report=$RUN_ID-$NODE_RANK

@@ -1,6 +1,7 @@
 """Finds or makes the Python environment that a script runs in; prints the path of its interpreter.
 
     python scripts/environment.py {run,megatron,dev,mlcommons,convert}
+    python scripts/environment.py check KIND                    whether the calling Python meets them
     python scripts/environment.py list EXTRA-OR-GROUP…          the requirements in pyproject.toml
 
 The calling Python (an active environment, the Docker image) is used as it is where it meets the requirements
@@ -146,8 +147,13 @@ def say(sentence: str) -> None:
 if __name__ == "__main__":
     try:
         kind, *names = sys.argv[1:] or ["?"]
-        if kind != "list" and kind not in KINDS:
+        if kind == "check":
+            if missing := unmet(KINDS[names[0]], sys.path):
+                advice = f"make the environment with 'python3 scripts/environment.py {names[0]}'"
+                sys.exit(f"{sys.executable}: lacks {', '.join(missing)}; {advice} or use its requirements")
+        elif kind != "list" and kind not in KINDS:
             sys.exit(f"usage: environment.py {{{','.join(KINDS)}}}")
-        print("\n".join(requirements_of(names)) if kind == "list" else find_or_make(kind))
+        else:
+            print("\n".join(requirements_of(names)) if kind == "list" else find_or_make(kind))
     except (OSError, KeyboardInterrupt) as error:
         sys.exit(f"set-up: {error or 'interrupted'}")

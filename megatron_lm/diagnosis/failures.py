@@ -1,10 +1,17 @@
 """The failures of a run, by rank, and the one with which it began: from its logs, its nodes' ends and Slurm's
 state of its jobs.
+
+The cause that a statement reports is a sentence by a rule of ``messages.tsv``, whose head explains its
+columns, by its errno, its signal, or in its own words. Patterns match what stays the same over versions:
+names of exceptions, result codes, Slurm's phrases.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,16 +19,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_lm.diagnosis import statements
-from megatron_lm.diagnosis.causes import OF_NAME, PEER, PRIMARY, UNKNOWN, Cause, explain, of_code
-from megatron_lm.diagnosis.statements import Kind, Statement
+from megatron_lm.diagnosis.statements import FIRST_OF_NODE, STRERRORS, Kind, Statement, ends_in_errno
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.runs import Node, Run, State
 
 LAST_LINES = 8
+LONGEST = 300  # letters of a sentence
 TAIL_BYTES = 4_000_000  # of a log that is searched
 NEAR_END = 5  # lines after a statement with which a log ends
 PROOF = (Kind.RANK_END, Kind.DEATH, Kind.SLURM)  # a process has ended
 LAUNCHERS = ("ChildFailedError", "SignalException")  # raised by torchrun, after what a rank raised
+# How well a statement shows where a failure began. WEAK: the process may have gone on. PEER: another process
+# went away or did not answer.
+PRIMARY, WEAK, PEER = range(3)
+WEIGHTS = {"primary": PRIMARY, "weak": WEAK, "peer": PEER}
+KINDS = {"any": tuple(Kind), "message": (Kind.TOOL, Kind.RECORD, Kind.EXCEPTION), "slurm": (Kind.SLURM,)}
+
+_text = Path(__file__).with_name("messages.tsv").read_text(encoding="utf-8")
+_rows = [line.split("\t") for line in _text.splitlines() if not line.startswith("#")]
+# (weight, kinds of statements, pattern that is searched in "name: text", sentence with places for its groups)
+RULES = [
+    (WEIGHTS[weight], KINDS[kind], re.compile(pattern, re.IGNORECASE), sentence)
+    for weight, kind, pattern, sentence in _rows
+    if kind in KINDS
+]
+# Name of an errno, a signal or, where no log explains it, Slurm's state of a job → (weight, sentence)
+OF_NAME = {name: (WEIGHTS[weight], words) for weight, kind, name, words in _rows if kind not in KINDS}
+UNKNOWN = len(RULES)
 
 
 @dataclass(frozen=True)
@@ -43,8 +67,7 @@ class Failure:
         return f"{self.where} failed first{at}: {self.sentence}" if self.where else f"{self.sentence}{at}"
 
 
-@dataclass(frozen=True)
-class Log:
+class Log(NamedTuple):
     """A log to search. node: its name, or empty for the batch script's; first_rank: of the node, if known."""
 
     node: str
@@ -52,13 +75,17 @@ class Log:
     first_rank: int | None = None
 
 
-class _Finding(NamedTuple):
-    statement: Statement
-    cause: Cause
+class Cause(NamedTuple):
+    """sentence: what happened to "rank 3 on n2"; weight: PRIMARY, WEAK or PEER; order: of the rule, less than
+    UNKNOWN if the sentence is more than the message itself.
+    """
 
-    @property
-    def is_launcher(self) -> bool:
-        return self.statement.name.endswith(LAUNCHERS)
+    sentence: str
+    weight: int
+    order: int = UNKNOWN
+
+
+Finding = tuple[Statement, Cause]
 
 
 def first_failure(run: Run, states: Mapping[str, State]) -> Failure | None:
@@ -103,7 +130,7 @@ def first(logs: Iterable[Log], ended: Mapping[str, tuple[int, float]], has_faile
     found = [failure for log in logs for failure in of_log(log, has_failed)]
     for node, (code, end) in ended.items():
         # torchrun itself was killed: what its ranks fail with is a consequence.
-        if code > 128 and (cause := of_code(code)) and cause.weight == PRIMARY:
+        if code > 128 and (cause := _of_code(code)) and cause.weight == PRIMARY:
             when = datetime.fromtimestamp(end)
             sentence = f"its launcher, torchrun: {cause.sentence}"
             found.append(Failure(f"node {node}", node, None, sentence, PRIMARY, when, ()))
@@ -122,20 +149,21 @@ def of_log(log: Log, has_failed: bool) -> list[Failure]:
     except OSError:
         return []
     text = records.read(log.path, TAIL_BYTES, partial=True).decode(errors="replace")
-    findings = [
-        _Finding(statement, cause)
-        for statement in statements.read(text, base)
-        if (cause := explain(statement)) and not (statement.survived and statement.lines_after > NEAR_END)
-    ]
-    if not has_failed and not any(finding.statement.kind in PROOF for finding in findings):
-        findings = [finding for finding in findings if finding.statement.lines_after <= NEAR_END]
+    findings: list[Finding] = []
+    for statement in statements.read(text, base):
+        cause = _explained(statement)
+        if cause is not None and not (statement.survived and statement.lines_after > NEAR_END):
+            weight = max(cause.weight, WEAK if statement.survived else PRIMARY)
+            findings.append((statement, cause._replace(weight=weight)))
+    if not has_failed and not any(statement.kind in PROOF for statement, _ in findings):
+        findings = [finding for finding in findings if finding[0].lines_after <= NEAR_END]
     # The first rank of the node, as torchrun's report gives it, or else as the run's settings do.
-    known = ((one.statement.rank, one.statement.local_rank) for one in findings)
+    known = ((one.rank, one.local_rank) for one, _ in findings)
     firsts = (rank - local for rank, local in known if rank is not None and local is not None)
     first_rank = next(firsts, log.first_rank)
-    by_rank: dict[int | None, list[_Finding]] = {}
+    by_rank: dict[int | None, list[Finding]] = {}
     for finding in findings:
-        by_rank.setdefault(_rank(finding.statement, first_rank), []).append(finding)
+        by_rank.setdefault(_rank(finding[0], first_rank), []).append(finding)
     _give_to_ranks(by_rank)
     return [_failure(log, rank, group) for rank, group in by_rank.items()]
 
@@ -147,40 +175,100 @@ def _rank(statement: Statement, first_rank: int | None) -> int | None:
     return statement.rank if statement.rank is not None or match is None else int(match[1])
 
 
-def _give_to_ranks(by_rank: dict[int | None, list[_Finding]]) -> None:
+def _give_to_ranks(by_rank: dict[int | None, list[Finding]]) -> None:
     """Tracebacks and crashes without a rank belong to the rank that torchrun saw fail first by itself."""
     loose, named = by_rank.pop(None, []), [rank for rank in by_rank if rank is not None]
     ends = [
-        (finding.statement.when or datetime.max, rank)
+        (statement.when or datetime.max, rank)
         for rank in named
-        for finding in by_rank[rank]
-        if finding.statement.kind is Kind.RANK_END and finding.cause.weight != PEER
+        for statement, cause in by_rank[rank]
+        if statement.kind is Kind.RANK_END and cause.weight != PEER
     ]
     kinds: tuple[Kind, ...] = ()
     if ends:
         _, rank = min(ends)
         kinds = (Kind.EXCEPTION, Kind.DEATH)
-        if all(finding.statement.kind is Kind.RANK_END for finding in by_rank[rank]):
+        if all(statement.kind is Kind.RANK_END for statement, _ in by_rank[rank]):
             # Nothing else in the log has its rank.
             kinds += (Kind.TOOL, Kind.RECORD)
     elif len(named) == 1:
         # torchrun's message has a local rank only: there is just one that it can mean.
         (rank,), kinds = named, (Kind.RANK_END,)
-    for finding in loose:
-        its = finding.statement.kind in kinds and not finding.is_launcher
-        by_rank.setdefault(rank if its else None, []).append(finding)
+    for statement, cause in loose:
+        its = statement.kind in kinds and not statement.name.endswith(LAUNCHERS)
+        by_rank.setdefault(rank if its else None, []).append((statement, cause))
 
 
-def _failure(log: Log, rank: int | None, group: list[_Finding]) -> Failure:
+def _failure(log: Log, rank: int | None, group: list[Finding]) -> Failure:
     # A rank's end explains least, but only torchrun's report of it has a time.
     informative = [
-        one
-        for one in group
-        if (one.statement.kind is not Kind.RANK_END or one.cause.order < UNKNOWN) and not one.is_launcher
+        (statement, cause)
+        for statement, cause in group
+        if (statement.kind is not Kind.RANK_END or cause.order < UNKNOWN)
+        and not statement.name.endswith(LAUNCHERS)
     ]
-    statement, cause = min(informative or group, key=lambda one: (one.cause.weight, one.cause.order))
-    times = [finding.statement.when for finding in group if finding.statement.when]
-    when = statement.when or min(times, default=None)
-    place = f"node {log.node}" if log.node else ""
-    where = f"rank {rank} on {log.node}" if rank is not None and log.node else place
-    return Failure(where, log.node, rank, cause.sentence, cause.weight, when, statement.lines[-LAST_LINES:])
+    statement, cause = min(informative or group, key=lambda one: (one[1].weight, one[1].order))
+    when = statement.when or min((each.when for each, _ in group if each.when), default=None)
+    where = f"node {log.node}" if log.node else ""
+    if rank is not None and log.node:
+        where = f"rank {rank} on {log.node}"
+    text = cause.sentence
+    sentence = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return Failure(where, log.node, rank, sentence, cause.weight, when, statement.lines[-LAST_LINES:])
+
+
+def _explained(statement: Statement) -> Cause | None:
+    """The cause; None if the statement reports no failure."""
+    kind, text = statement.kind, statement.text
+    whole = f"{statement.name}: {text}" if statement.name else text
+    for order, (weight, kinds, pattern, sentence) in enumerate(RULES):
+        if kind in kinds and (match := pattern.search(whole)):
+            # NCCL gives the reason below "Last error:".
+            last = re.search(r"Last error:\s*(.*)", text)
+            groups = {name: value or "" for name, value in match.groupdict().items()}
+            groups |= {"last": last[1] if last else text, "text": text}
+            return Cause(sentence.format(**groups), weight, order)
+    if kind is Kind.RANK_END:
+        cause = _of_code(statement.code or 0)
+        # What ended before the others of its node was not ended because of them.
+        if cause and statement.name == FIRST_OF_NODE:
+            return cause._replace(weight=min(cause.weight, WEAK))
+        return cause
+    if kind is Kind.DEATH:
+        aborted = "abort" in text.lower()
+        return Cause(f"a process crashed: {text}", WEAK if aborted else PRIMARY, UNKNOWN - 1)
+    weight = PRIMARY if kind is Kind.EXCEPTION else WEAK
+    if kind is Kind.RECORD and re.search(r"\.(?:cpp|cc|hpp|cu|h):\d+$", statement.name):
+        # What PyTorch's library records beside what a rule knows, such as which trace it could not find.
+        weight = PEER
+    # The source of a record is a file of the logger's.
+    name = "" if kind is Kind.RECORD else statement.name
+    quoted = ": ".join(part for part in (name, re.sub(r"^rank \d+: ", "", text)) if part)
+    if number := _errno_of(text):
+        of_errno, words = OF_NAME.get(errno.errorcode.get(number, ""), (weight, os.strerror(number)))
+        return Cause(f"{words} ({quoted})", max(weight, of_errno), UNKNOWN - 1)
+    form = {Kind.EXCEPTION: "it raised {}", Kind.SLURM: "Slurm reports: {}"}.get(kind, "{}")
+    return Cause(form.format(text if kind is Kind.SLURM else quoted), weight)
+
+
+def _errno_of(text: str) -> int | None:
+    """The errno in a message: by number, by name, or by text at its end or, with a colon, at its start."""
+    if match := re.search(r"\[Errno (\d+)\]|errno[:=] ?-?(\d+)", text):
+        return int(match[1] or match[2])
+    for name in re.findall(r"\b(E[A-Z]{3,})\b", text):
+        if hasattr(errno, name):
+            return int(getattr(errno, name))
+    first = (number for words, number in STRERRORS.items() if text.startswith(f"{words}: "))
+    return ends_in_errno(text) or next(first, None)
+
+
+def _of_code(code: int) -> Cause | None:
+    """What the exit code of a process means, -N or 128 + N for signal N; None for 0."""
+    number = -code if code < 0 else code - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return Cause(f"it ended with exit code {code}", WEAK) if code else None
+    weight, words = OF_NAME.get(name, (PRIMARY, f"it was ended by {name}"))
+    # A process that aborts has reported why.
+    return Cause(words, weight, UNKNOWN if name == "SIGABRT" else UNKNOWN - 1)

@@ -1,5 +1,5 @@
 """A run's log folder, ``$LOG_DIR/<job id>``, read back: ``runs`` finds a run's nodes, files and state,
-``records`` parses log lines, ``gpus`` reads GPU use. Here are the names of the files.
+``records`` parses log lines. Here are the names of the files.
 """
 
 LOCAL = "local-"  # first letters of a run id without Slurm

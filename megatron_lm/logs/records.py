@@ -1,4 +1,4 @@
-"""Settings, iterations, memory and timers from a node's output, in Megatron-LM's log format.
+"""Settings, iterations, memory and timers from a node's output, in Megatron-LM's log format, and GPU use.
 
 README.md shows each kind of line. Only complete lines count, so a file can be read while it is being written.
 Timer names are matched whole, because some end in another's name: ``forward-recv`` and
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ MEMORY = re.compile(
     r"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \| allocated: (\S+) \| max allocated: (\S+) "
     r"\| reserved: (\S+) \| max reserved: (\S+)\s*"
 )
+GPU = re.compile(r"\[(\d+)\] (.*?) *\| *(-?\d+|\?)'C, *(\d+|\?) % \| *(\d+|\?) / *(\d+|\?) MB \|(.*)")
 # Above a rank's time; a list of start or end times.
 TIMER_LINE = re.compile(
     rb"^(?: +rank +(\d+): *\S+| *([A-Za-z][\w-]*) (start|end) time lst:(.*))$", re.MULTILINE
@@ -61,6 +63,21 @@ class Memory:
     max_allocated: float
     reserved: float
     max_reserved: float
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU line of ``slurm/node.sh``, in gpustat's format. Memory in MB; None where the driver gives no
+    value. processes: each as ``user(MB)``.
+    """
+
+    index: int
+    name: str
+    celsius: int | None
+    percent: int | None
+    used: int | None
+    total: int | None
+    processes: tuple[str, ...]
 
 
 class Lists(NamedTuple):
@@ -108,6 +125,17 @@ def settings(data: bytes) -> dict[str, str]:
 def iterations(data: bytes) -> list[Iteration]:
     """All iteration lines, in file order."""
     return [found for line in _with(data, b"iteration ") if (found := parse_iteration(line))]
+
+
+def all_iterations(outputs: Iterable[bytes]) -> list[Iteration]:
+    """All iteration lines of a run, in order; only the last rank's node has any."""
+    found = [iteration for data in outputs for iteration in iterations(data)]
+    return sorted(found, key=lambda iteration: iteration.number)
+
+
+def typical(found: Sequence[Iteration]) -> float:
+    """Median seconds per iteration, without the first line, which includes the warm-up, if there are more."""
+    return statistics.median(iteration.seconds for iteration in (found[1:] or found))
 
 
 def memory(data: bytes) -> list[Memory]:
@@ -158,6 +186,30 @@ def parse_iteration(line: str) -> Iteration | None:
         )
     except (KeyError, ValueError):
         return None  # two ranks' lines interleaved
+
+
+def parse_gpu(line: str) -> Gpu | None:
+    match = GPU.fullmatch(line)
+    if not match:
+        return None
+    index, name, *numbers, processes = match.groups()
+    celsius, percent, used, total = (None if number == "?" else int(number) for number in numbers)
+    return Gpu(int(index), name, celsius, percent, used, total, tuple(processes.split()))
+
+
+def gpu_samples(data: bytes, count: int | None = None) -> dict[int, list[Gpu]]:
+    """GPUs by second since the log began: lines carry no time, but one sample is taken per second.
+
+    count: read about this many samples at most, evenly spread; None: all.
+    """
+    starts = [match.start() for match in re.finditer(rb"\n\[0\] ", b"\n" + data)]
+    bounds = [*starts, len(data)]
+    step = -(-len(starts) // count) if count and starts else 1
+    found = {}
+    for second in range(0, len(starts), step):
+        lines = data[bounds[second] : bounds[second + 1]].decode(errors="replace").splitlines()
+        found[second] = [gpu for line in lines if (gpu := parse_gpu(line))]
+    return found
 
 
 def _with(data: bytes, marker: bytes) -> Iterator[str]:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from chakra_et import cli
-from megatron_lm.logs import gpus, records, runs
-from megatron_lm.results import speed, view
+from megatron_lm.logs import records, runs
+from megatron_lm.results import view
 from megatron_lm.results.problems import TAIL_BYTES, last_gpus
 from megatron_lm.results.report import write_summary
 from megatron_lm.results.view import View
@@ -124,7 +124,8 @@ def lines(view: View) -> Iterator[tuple[str, str]]:
     yield _title("last gpu message")
     for node in run.nodes:
         data = node.read("gpu")
-        last = [gpus.format_line(gpu) for gpu in last_gpus(data)] or _tail(data, 1)
+        # One line per GPU of the last sample.
+        last = _tail(data, len(last_gpus(data)) or 1)
         yield from _block(f"{node.job}/{node.name}", last or ["no sample yet"])
 
     yield _title(f"job info {' '.join(run.jobs)}")
@@ -141,7 +142,7 @@ def lines(view: View) -> Iterator[tuple[str, str]]:
         yield "", "no iteration logged yet"
     elif any(known.word == runs.RUNNING for known in view.states.values()):
         left = view.iterations[-1].total - view.iterations[-1].number
-        seconds = round(left * speed.typical(view.iterations))
+        seconds = round(left * records.typical(view.iterations))
         hours, rest = divmod(seconds, 3600)
         text = f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
         yield "", f"time left: {text} for {left} iterations"

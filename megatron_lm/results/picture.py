@@ -26,7 +26,7 @@ from chakra_et.report.page import TextTable, schedule_page
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.runs import Run
-from megatron_lm.results import report, speed
+from megatron_lm.results import report
 from megatron_lm.settings import conf
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def read_events(run: Run, only: tuple[str, ...], wanted: str) -> tuple[list[Even
     count = max((len(lists.start) for lists in wholes), default=0)
     if not count:
         raise RunError("these logs have no start and end times: run with PROFILE=true.")
-    lines = speed.iterations(data for _, data in outputs)
+    lines = records.all_iterations(data for _, data in outputs)
     before = max(0, lines[-1].number - count) if lines else 0
     first, last = before + 1, before + count
     low, _, high = {"all": f"{first}-{last}", "last": str(last)}.get(wanted, wanted).partition("-")

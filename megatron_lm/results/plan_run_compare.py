@@ -29,8 +29,8 @@ from chakra_et.text import table
 from fasop.plans.plan import Plan
 from fasop.profiling.fit import UnitFit, fit_units
 from megatron_lm.errors import RunError
-from megatron_lm.logs import runs
-from megatron_lm.results import picture, report, speed
+from megatron_lm.logs import records, runs
+from megatron_lm.results import picture, report
 from megatron_lm.results.picture import WORK, Bubble
 from megatron_lm.settings import MODELS, conf
 
@@ -175,7 +175,7 @@ def run(config: CompareConfig, layers: Sequence[int], planned: Mapping[str, str]
 def read_run(job: str, stages: int) -> Measured:
     """Medians over all iterations but the first, of a run with one rank per stage. Raises ``RunError``."""
     found = runs.find((job,), conf.log_dir())
-    iterations = speed.iterations(node.read("out") for node in found.nodes)
+    iterations = records.all_iterations(node.read("out") for node in found.nodes)
     events, _ = picture.read_events(found, (), "all")
     events = [event for event in events if event.iteration > 1]
     if not iterations or not events:
@@ -192,7 +192,7 @@ def read_run(job: str, stages: int) -> Measured:
     messages = ("forward-recv", "backward-recv", "forward-send")
     return Measured(
         job,
-        speed.typical(iterations),
+        records.typical(iterations),
         statistics.median(pipelines),
         medians["forward"],
         medians["backward"],

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from megatron_lm.diagnosis import failures
 from megatron_lm.diagnosis.failures import Failure
-from megatron_lm.logs import gpus, records, runs
+from megatron_lm.logs import records, runs
 from megatron_lm.logs.records import Iteration
 from megatron_lm.logs.runs import Node, Run, State
-from megatron_lm.results import speed
 
 TAIL_BYTES = 20_000
 IDLE_MB = 1024  # a GPU in use holds more than this: a CUDA context and weights
@@ -32,7 +31,7 @@ def found(
     run: Run, states: Mapping[str, State], outputs: Mapping[Node, bytes], failure: Failure | None
 ) -> list[str]:
     """The problems as ``WRONG: …`` or ``WARNING: …``; ``outputs``: of each node."""
-    iterations = speed.iterations(outputs.values())
+    iterations = records.all_iterations(outputs.values())
     sure = [f"WRONG: {text}" for text in _wrong(run, states, outputs, iterations, failure)]
     unsure = divergence(iterations)
     return [*sure, f"WARNING: {unsure}"] if unsure else sure
@@ -76,9 +75,9 @@ def with_nodes(run: Run, sentence: str) -> str:
     return re.sub(r"\brank (\d+)", placed, sentence)
 
 
-def last_gpus(data: bytes) -> list[gpus.Gpu]:
+def last_gpus(data: bytes) -> list[records.Gpu]:
     """The last sample of a GPU log; empty if it has none."""
-    samples = gpus.samples(data[-TAIL_BYTES:])
+    samples = records.gpu_samples(data[-TAIL_BYTES:])
     return samples[max(samples)] if samples else []
 
 

@@ -1,20 +1,32 @@
-"""A run as its logs show it now, and its tables and charts; those of several runs stand beside each other."""
+"""A run as its logs show it now, and its tables and charts; those of several runs stand beside each other.
+
+TFLOP/s counts the model's floating-point operations, forward and backward, without those that recomputation
+repeats: two per multiplication of a matrix product, three passes of equal size. For a GPT-2 with batch B,
+sequence s, L layers, hidden size h and vocabulary V that is 72·B·s·L·h²·(1 + s/(6h) + V/(12·L·h)) per
+iteration (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", eq. 3, which has 96 and V/16 because it counts the forward pass twice).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
+from chakra_et.cost import gpus as gpu_table
 from chakra_et.drawing.charts import bar_chart, line_chart
 from chakra_et.report.page import TextTable
 from megatron_lm.diagnosis import failures
-from megatron_lm.logs import gpus, records, runs
-from megatron_lm.logs.gpus import Gpu
-from megatron_lm.logs.records import Iteration
+from megatron_lm.errors import SettingsError
+from megatron_lm.logs import records, runs
+from megatron_lm.logs.records import Gpu, Iteration
 from megatron_lm.logs.runs import Node, Run
-from megatron_lm.results import problems, speed
+from megatron_lm.results import problems
+from megatron_lm.settings import MODELS, PREFIX, Size
+from megatron_lm.settings.conf import read_settings
+from megatron_lm.settings.values import SIZE_SETTINGS
 
 GPU_SAMPLES = 600  # per node, as many as a screen can show
 # What the training logs, and where a launch begins.
@@ -38,14 +50,14 @@ class View:
         self.states = {job: runs.state_of(run, job) for job in run.jobs}
         self.outputs = {node: node.read("out") for node in run.nodes}
         self.settings = {node.name: records.settings(data) for node, data in self.outputs.items()}
-        self.iterations = speed.iterations(self.outputs.values())
+        self.iterations = records.all_iterations(self.outputs.values())
         self.failure = failures.first_failure(run, self.states)
         self.found = problems.found(run, self.states, self.outputs, self.failure)
 
     @cached_property
     def use(self) -> dict[Node, dict[int, list[Gpu]]]:
         """GPU samples of each node, evenly spread over its time."""
-        return {node: gpus.samples(node.read("gpu"), GPU_SAMPLES) for node in self.run.nodes}
+        return {node: records.gpu_samples(node.read("gpu"), GPU_SAMPLES) for node in self.run.nodes}
 
     @cached_property
     def memory(self) -> dict[int, records.Memory]:
@@ -58,7 +70,7 @@ class View:
         """(name, value) of the training and its speed."""
         settings = next((of_node for of_node in self.settings.values() if of_node), {})
         seen = (gpu.name for samples in self.use.values() for sample in samples.values() for gpu in sample)
-        return speed.figures(self.iterations, settings, next(seen, "")) if self.iterations else []
+        return figures(self.iterations, settings, next(seen, "")) if self.iterations else []
 
     @property
     def setting_texts(self) -> list[tuple[str, str]]:
@@ -72,6 +84,47 @@ class View:
             parts = (f"{value} ({' '.join(nodes)})" for value, nodes in by_value.items())
             texts.append((name, ", ".join(parts) if len(by_value) > 1 else next(iter(by_value))))
         return texts
+
+
+def operations(size: Size, batch: int) -> float:
+    """Floating-point operations per iteration of ``batch`` samples."""
+    forward = size.layers * size.layer_operations + size.head_operations
+    return 3.0 * batch * size.sequence * forward
+
+
+def figures(
+    found: Sequence[Iteration], settings: Mapping[str, str], gpu_name: str = ""
+) -> list[tuple[str, str]]:
+    """(name, value) of the training and its speed, of a run that has at least one iteration line.
+
+    gpu_name: as its driver has it; of a known one, MFU is the share of its peak for PRECISION.
+    """
+    seconds, batch = records.typical(found), found[-1].global_batch_size
+    rows = [
+        ("median iteration" + (" without the first" if found[1:] else ""), f"{seconds:.4f} s"),
+        ("throughput", f"{batch / seconds:.2f} samples/s"),
+    ]
+    size, ranks = None, settings.get("WORLD_SIZE", "")
+    if settings.get("MODEL") in MODELS:
+        named = {PREFIX + name: settings[name] for name in ("MODEL", *SIZE_SETTINGS) if name in settings}
+        with contextlib.suppress(SettingsError):
+            size = read_settings(named).size
+    if size is not None and ranks.isdigit():
+        total = operations(size, batch) / seconds
+        rows.append(("operations", f"{total / 1e12:.4g} TFLOP/s, {total / 1e12 / int(ranks):.4g} per rank"))
+        if known := gpu_table.by_driver(gpu_name):
+            number = "float" if settings.get("PRECISION") == "fp32" else "half"
+            peak = gpu_table.gpu(known).peak(number)
+            rows.append(
+                ("MFU", f"{100 * total / int(ranks) / peak:.1f}% of {known}'s {peak / 1e12:.4g} TFLOP/s")
+            )
+    if found[-1].loss is not None:
+        rows.append(("last loss", f"{found[-1].loss:.6g}"))
+    if skipped := sum(each.skipped for each in found):
+        rows.append(
+            ("skipped steps", f"{skipped}, as fp16 gradients overflowed and the loss scale was lowered")
+        )
+    return rows
 
 
 def tables(views: Sequence[View]) -> list[TextTable]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatron_lm import datasets
-from megatron_lm.slurm.check_python import NEEDED
+from scripts.environment import KINDS, requirements_of
 from tests.megatron_lm.conftest import REPO_ROOT, Script, put_tool
 
 ENROOT = """
@@ -60,7 +60,7 @@ def test_with_enroot_the_ranks_run_in_the_container(
             *(["remove"] if reload == "true" else []),
             "list",
             *(["create"] if expected > 3 else []),
-            "start",  # check_python.py
+            "start",  # environment.py check
             "start",
         ]
     assert f"create --name megatron-lm {image}" in said
@@ -76,30 +76,26 @@ def test_with_enroot_the_ranks_run_in_the_container(
     [
         ({}, ""),
         ({"torch": "2.6.0a0+ecf3bae40a.nv25.01"}, ""),
-        (
-            {"torch": "2.0.0a0+1767026.nv23.05"},
-            "torch 2.0.0a0+1767026.nv23.05 is too old (needed: 2.6 or newer)",
-        ),
-        ({"megatron-core": ""}, "megatron-core is not installed (needed: 0.16 or newer)"),
-        ({"msgspec": ""}, "msgspec is not installed (needed: 0.18 or newer)"),
+        ({"torch": "2.0.0a0+1767026.nv23.05"}, "lacks torch>=2.4, torch>=2.6; "),
+        ({"megatron-core": ""}, "lacks megatron-core>=0.16.1,<0.17; "),
+        ({"msgspec": ""}, "lacks msgspec>=0.18; "),
     ],
 )
 def test_an_interpreter_that_lacks_a_package_is_refused(
     tmp_path: Path, changed: dict[str, str], sentence: str
 ) -> None:
-    versions = {name: ".".join(map(str, least)) for name, least in NEEDED.items()} | changed
+    bounds = (line.partition(">=")[::2] for line in requirements_of(KINDS["megatron"]))
+    versions = {name: least.partition(",")[0] for name, least in bounds} | changed
     for name, version in versions.items():
         if version:
             folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
             folder.mkdir()
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    check = REPO_ROOT / "megatron_lm/slurm/check_python.py"
-    done = subprocess.run(
-        [sys.executable, "-S", check], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
-    )
+    command = [sys.executable, "-S", REPO_ROOT / "scripts/environment.py", "check", "megatron"]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     if not sentence:
         assert (done.returncode, done.stderr) == (0, "")
         return
     assert done.returncode == 1 and not done.stdout
     (said,) = done.stderr.splitlines()
-    assert sentence in said and "see 'Containers' in megatron_lm/README.md" in said
+    assert sentence in said and "python3 scripts/environment.py megatron" in said

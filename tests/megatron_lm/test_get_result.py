@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from megatron_lm.__main__ import main as command
-from megatron_lm.logs import gpus, runs
-from megatron_lm.results import get_result, speed
+from megatron_lm.logs import records, runs
+from megatron_lm.results import get_result, view
 from megatron_lm.settings import MODELS
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import Script
 from tests.megatron_lm.written_logs import simple_iteration, write_node
 
 SETTINGS = "NODE_RANK: {rank}\nMODEL: small\nWORLD_SIZE: 8\nGLOBAL_BATCH_SIZE: 64\nPROFILE: false\nstart\n"
-BUSY = gpus.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731, ("root(19000M)",))
-IDLE = gpus.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731, ())
+BUSY = records.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731, ("root(19000M)",))
+IDLE = records.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731, ())
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log2"
 
 
-def write_run(folder: Path, job: str, name: str, rank: int, gpu: gpus.Gpu = BUSY, **kinds: str) -> None:
+def write_run(folder: Path, job: str, name: str, rank: int, gpu: records.Gpu = BUSY, **kinds: str) -> None:
     said = {
         "out": SETTINGS.format(rank=rank),
         "err": "",
-        "gpu": gpus.format_line(gpu) + "\n",
+        "gpu": written_logs.gpu_line(gpu) + "\n",
         "state": f"running {os.getpid()}\n",
     }
     write_node(
@@ -65,7 +65,7 @@ def test_the_sections_stand_in_their_order_and_each_iteration_is_there(log_dir: 
         "******************* job info local-7 *******************",
         "******************* iteration time *******************",
     ]
-    assert "local-7/n2: 16 lines" in said and gpus.format_line(BUSY) in "\n".join(said)
+    assert "local-7/n2: 16 lines" in said and written_logs.gpu_line(BUSY) in "\n".join(said)
     assert "NODE_RANK: 0 (n1), 1 (n2)" in said and "PROFILE: false" in said
     # As the scripts that these stand in for print it.
     assert "items: n1.err n1.gpu n1.out n2.err n2.gpu n2.out" in said and said[-1] == "debug?  : 0"
@@ -162,22 +162,22 @@ def test_operations_are_those_of_the_matrix_products() -> None:
     token = 2 * (h * 3 * h + h * h + h * 4 * h + 4 * h * h)  # QKV, projection, the MLP's two
     attention = 2 * 2 * s * h  # scores and values, per token
     expected = 3 * batch * s * (size.layers * (token + attention) + 2 * h * v)
-    assert speed.operations(size, batch) == pytest.approx(expected, rel=1e-12)
+    assert view.operations(size, batch) == pytest.approx(expected, rel=1e-12)
     published = 72 * batch * s * size.layers * h**2 * (1 + s / (6 * h) + v / (12 * size.layers * h))
-    assert speed.operations(size, batch) == pytest.approx(published, rel=1e-12)
+    assert view.operations(size, batch) == pytest.approx(published, rel=1e-12)
     llama = MODELS["llama3-8b"]
     token = 2 * 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14_336)  # Q, K and V, projection, gate, up and down
     expected = 3 * 8192 * (32 * (token + 2 * 2 * 8192 * 4096) + 2 * 4096 * 128_256)
-    assert speed.operations(llama, 1) == pytest.approx(expected, rel=1e-12)
+    assert view.operations(llama, 1) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_speed_is_that_of_the_sizes_in_the_log() -> None:
     settings = {"MODEL": "xl", "WORLD_SIZE": "2", "HIDDEN_SIZE": "64", "NUM_LAYERS": "4", "NUM_HEADS": "4"}
     found = [simple_iteration(1, 1.5)]
-    shown = dict(speed.figures(found, settings))["operations"]
+    shown = dict(view.figures(found, settings))["operations"]
     size = dataclasses.replace(MODELS["xl"], hidden=64, layers=4, heads=4, ffn=256, kv_groups=4)
-    assert shown.startswith(f"{speed.operations(size, 64) / 1.5e12:.4g} TFLOP/s")
-    assert "TFLOP/s" not in str(speed.figures(found, {"MODEL": "other", "WORLD_SIZE": "2"}))
+    assert shown.startswith(f"{view.operations(size, 64) / 1.5e12:.4g} TFLOP/s")
+    assert "TFLOP/s" not in str(view.figures(found, {"MODEL": "other", "WORLD_SIZE": "2"}))
 
 
 def test_an_unknown_job_is_one_sentence_that_names_those_there_are(log_dir: Path, capsys) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_lm.logs import gpus, records
+from megatron_lm.logs import records
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.written_logs import SPEC_LINES
 
@@ -41,7 +41,7 @@ iterations = st.builds(
 sizes = st.integers(0, 2**50).map(lambda size: size / 2**20)
 memories = st.builds(records.Memory, whole, whole, sizes, sizes, sizes, sizes)
 gpu_lines = st.builds(
-    gpus.Gpu,
+    records.Gpu,
     index=st.integers(0, 63),
     name=st.sampled_from(
         ["NVIDIA A10", "NVIDIA A100-SXM4-40GB", "Tesla V100", "NVIDIA H100 80GB HBM3 | odd"]
@@ -63,8 +63,8 @@ def test_the_lines_of_the_format() -> None:
         )
     ]
     assert records.memory(data) == [records.Memory(24, 20, 3035.10107421875, 3869.255859375, 4020.0, 4020.0)]
-    assert gpus.samples(data[data.index(b"[0]") :].splitlines()[0] + b"\n") == {
-        0: [gpus.Gpu(0, "NVIDIA A10", 49, 0, 0, 22731, ())]
+    assert records.gpu_samples(data[data.index(b"[0]") :].splitlines()[0] + b"\n") == {
+        0: [records.Gpu(0, "NVIDIA A10", 49, 0, 0, 22731, ())]
     }
     found = records.timers(data)
     assert found.keys() == {(0, "forward-compute")}
@@ -74,7 +74,7 @@ def test_the_lines_of_the_format() -> None:
 
 def test_the_gpu_line_is_written_as_the_format_has_it() -> None:
     line = next(line for line in SPEC_LINES.splitlines() if line.startswith("[0]"))
-    assert gpus.format_line(gpus.parse_line(line)) == line
+    assert written_logs.gpu_line(records.parse_gpu(line)) == line
 
 
 @given(st.lists(iterations), st.lists(memories))
@@ -91,8 +91,8 @@ def test_iterations_and_memory_come_back(
 
 
 @given(gpu_lines)
-def test_gpu_lines_come_back(gpu: gpus.Gpu) -> None:
-    assert gpus.parse_line(gpus.format_line(gpu)) == gpu
+def test_gpu_lines_come_back(gpu: records.Gpu) -> None:
+    assert records.parse_gpu(written_logs.gpu_line(gpu)) == gpu
 
 
 @given(
@@ -131,7 +131,7 @@ def test_a_file_cut_anywhere_gives_a_part_of_the_whole(cut: int) -> None:
 def test_any_text_is_read_without_a_complaint(text: str, data: bytes) -> None:
     for content in (text.encode() + b"\n", data + b"\n"):
         records.settings(content), records.iterations(content), records.memory(content)
-        records.timers(content), gpus.samples(content)
+        records.timers(content), records.gpu_samples(content)
 
 
 def test_a_half_written_last_line_does_not_count(tmp_path) -> None:
@@ -166,9 +166,9 @@ def test_settings_are_those_of_the_last_launch() -> None:
 
 
 def test_samples_of_a_gpu_log_keep_their_second() -> None:
-    gpu = gpus.Gpu(0, "NVIDIA A10", 40, 5, 10, 22731, ())
-    two = [gpu, gpus.Gpu(1, "NVIDIA A10", 41, 6, 11, 22731, ("root(1M)",))]
-    data = "".join(gpus.format_line(gpu) + "\n" for _ in range(100) for gpu in two).encode()
-    assert gpus.samples(data) == {second: two for second in range(100)}
-    assert list(gpus.samples(data, count=10)) == list(range(0, 100, 10))
-    assert gpus.samples(b"no GPU: NVML Shared Library Not Found\n") == {}
+    gpu = records.Gpu(0, "NVIDIA A10", 40, 5, 10, 22731, ())
+    two = [gpu, records.Gpu(1, "NVIDIA A10", 41, 6, 11, 22731, ("root(1M)",))]
+    data = "".join(written_logs.gpu_line(gpu) + "\n" for _ in range(100) for gpu in two).encode()
+    assert records.gpu_samples(data) == {second: two for second in range(100)}
+    assert list(records.gpu_samples(data, count=10)) == list(range(0, 100, 10))
+    assert records.gpu_samples(b"no GPU: NVML Shared Library Not Found\n") == {}

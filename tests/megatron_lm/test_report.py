@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatron_lm.__main__ import main as command
-from megatron_lm.logs import gpus, records
+from megatron_lm.logs import records
 from megatron_lm.results import report, view
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import Script, put_tool
@@ -31,7 +31,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if rank == 1:
             out += "".join(written_logs.iteration_line(simple_iteration(n)) for n in range(1, 101))
         gpu = "".join(
-            gpus.format_line(gpus.Gpu(0, "NVIDIA A10", 50, second % 101, 1000 + second, 22731, ("root(1M)",)))
+            written_logs.gpu_line(
+                records.Gpu(0, "NVIDIA A10", 50, second % 101, 1000 + second, 22731, ("root(1M)",))
+            )
             + "\n"
             for second in range(1300)
         )
@@ -129,7 +131,7 @@ def test_several_runs_stand_beside_each_other(run: Path, capsys) -> None:
 
 
 def test_a_long_gpu_log_is_sampled_over_all_its_time(run: Path) -> None:
-    samples = gpus.samples((run / "n1.gpu").read_bytes(), view.GPU_SAMPLES)
+    samples = records.gpu_samples((run / "n1.gpu").read_bytes(), view.GPU_SAMPLES)
     assert len(samples) <= view.GPU_SAMPLES and max(samples) >= 1296 and min(samples) == 0
 
 
@@ -159,6 +161,6 @@ def test_a_node_records_what_nvidia_smi_tells(script: Script, tmp_path: Path, an
     assert done.returncode == 0, done.stderr
     (log,) = (tmp_path / "log2" / done.stdout.strip()).glob("*.gpu")
     percent = 97 if answer == "97" else None
-    gpu = gpus.Gpu(3, "NVIDIA A10", 49, percent, 3072, 22731, ())
-    assert {gpus.parse_line(line) for line in log.read_text().splitlines()} == {gpu}
+    gpu = records.Gpu(3, "NVIDIA A10", 49, percent, 3072, 22731, ())
+    assert {records.parse_gpu(line) for line in log.read_text().splitlines()} == {gpu}
     assert not processes_with(str(tmp_path / "tools"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm.logs import gpus, records
+from megatron_lm.logs import records
 from tests.megatron_lm import virtual_cluster
 from tests.megatron_lm.conftest import REPO_ROOT, as_environment
 from tests.megatron_lm.processes import processes_with, wait_for
@@ -81,7 +81,7 @@ def check_result(script: Script, folder: Path, jobs: list[str], nodes: list[str]
     assert sorted(rank for of_node in ranks_of.values() for rank in of_node) == [0, 1, 2, 3]
     for job in jobs:
         for path in (folder / job).glob("*.gpu"):
-            assert "no GPU" in path.read_text() or gpus.samples(records.read(path))
+            assert "no GPU" in path.read_text() or records.gpu_samples(records.read(path))
 
 
 def test_a_homogeneous_run(script: Script, env: dict[str, str], tmp_path: Path) -> None:

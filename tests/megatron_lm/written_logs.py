@@ -113,3 +113,13 @@ def _order(stage: int, stages: int, m: int) -> list[tuple[str, int]]:
     warm = min(stages - 1 - stage, m)
     steady = [item for j in range(m - warm) for item in (("f", warm + j), ("b", j))]
     return [*(("f", j) for j in range(warm)), *steady, *(("b", j) for j in range(m - warm, m))]
+
+
+def gpu_line(gpu: records.Gpu) -> str:
+    """The line of one GPU, without its line break."""
+    celsius, percent, used, total = (
+        "?" if number is None else str(number) for number in (gpu.celsius, gpu.percent, gpu.used, gpu.total)
+    )
+    processes = "".join(f" {process}" for process in gpu.processes)
+    use = f"{celsius:>2}'C, {percent:>3} % | {used:>5} / {total:>5} MB"
+    return f"[{gpu.index}] {gpu.name:<16} | {use} |{processes}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.shared import shared_path
-from utils.data import hub
+from utils.data import config as hub
 from utils.data.squad import SAMPLE, DataError, Example, hold_out, load_squad, read_squad_json
 
 
