@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForMaskedLM
 
-from utils.training.models import Batch, ModelFamily
+from utils.training.step import Batch, ModelFamily
 
 
 def loss_sum(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

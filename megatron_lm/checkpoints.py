@@ -4,8 +4,6 @@ SHA-256 of each other file.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -59,22 +57,6 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"can't be read ({error})"
     return ""
-
-
-class Hashed(io.FileIO):
-    """A new file with the size and SHA-256 of what was written to it, which the disk may not hold."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "wb")
-        self.size, self.sha256 = 0, hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        self.size += len(data)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[super().write(rest) :]
-        return len(data)
 
 
 def check_writable(save: Path) -> None:

@@ -25,7 +25,7 @@ from megatron_lm.engine import weights
 from megatron_lm.engine.optimizer import MOMENTS, Optimizer
 from megatron_lm.settings import MODELS, Settings, Size
 from megatron_lm.settings.conf import FOLDER
-from utils.training.checkpoint import CheckpointError, atomic_folder
+from utils.training.checkpoint import CheckpointError, atomic_folder, torch_save
 
 log = logging.getLogger(__name__)
 
@@ -145,9 +145,8 @@ class Checkpoints:
             stage = parallel_state.get_pipeline_model_parallel_rank()
             tensor_rank = parallel_state.get_tensor_model_parallel_rank()
             name = f"stage{stage:03d}_tensor{tensor_rank:03d}.pt"
-            with checkpoints.Hashed(folder / name) as file:
-                torch.save(state, file)
-            written[name] = file.size, file.sha256.hexdigest()
+            torch_save(state, folder / name)
+            written[name] = (folder / name).stat().st_size, files.sha256(folder / name)
         gathered: list[dict[str, tuple[int, str]]] = [{}] * dist.get_world_size()
         dist.all_gather_object(gathered, written)
         if dist.get_rank() == 0:

@@ -114,14 +114,6 @@ BROKEN = {
         squad_json(qas=[QUESTION, {"question": 3}]),
         "Expected `str`, got `int` - at `$.data[0].paragraphs[0].qas[1].question`",
     ),
-    "answers_a_dict": (
-        squad_json(qas=[QUESTION | {"answers": {"text": ["a"]}}]),
-        "Expected `array`, got `object` - at `$.data[0].paragraphs[0].qas[0].answers`",
-    ),
-    "answer_start_a_string": (
-        squad_json(qas=[QUESTION | {"answers": [{"text": "a", "answer_start": "0"}]}]),
-        "Expected `int`, got `str` - at",
-    ),
     "one_paragraph": (
         {"data": [{"paragraphs": [{"context": "Alone.", "qas": [QUESTION]}]}]},
         "has a single paragraph",

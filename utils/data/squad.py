@@ -67,14 +67,8 @@ def load_squad(dataset: str, cache_dir: str | None = None, required: bool = Fals
     return sample
 
 
-class _Answer(msgspec.Struct):
-    text: str
-    answer_start: int
-
-
 class _Question(msgspec.Struct):
     question: str
-    answers: list[_Answer] = []
 
 
 class _Paragraph(msgspec.Struct):

@@ -59,12 +59,12 @@ def save_checkpoint(
     with atomic_folder(folder, needed) as temporary:
         if save_format == "bin":
             model.config.save_pretrained(temporary)
-            _torch_save(model.state_dict(), temporary / "pytorch_model.bin")
+            torch_save(model.state_dict(), temporary / "pytorch_model.bin")
         else:
             model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         if optimizer is not None:
-            _torch_save(optimizer.state_dict(), temporary / OPTIMIZER)
+            torch_save(optimizer.state_dict(), temporary / OPTIMIZER)
         if state is not None:
             write_json(temporary / STATE, {**state, "saved_at": time.time()})
 
@@ -158,7 +158,8 @@ def clean_up(save_dir: Path) -> list[Path]:
     return [path for path in before if not path.exists()]
 
 
-def _torch_save(content: Any, path: Path) -> None:
+def torch_save(content: Any, path: Path) -> None:
+    """``torch.save`` whose error says that the disk is full."""
     # Given a path, PyTorch writes with its own code, whose error doesn't mention a full disk.
     with path.open("wb") as file:
         torch.save(content, file)

@@ -1,5 +1,5 @@
 """One optimizer step: forward and backward passes over this rank's micro-batches, one update of the weights;
-with the optimizer, its learning rate, and what a forward pass computes in.
+with the model, the optimizer, its learning rate, and what a forward pass computes in.
 
 Each step has one collective besides DDP's own, over four numbers: the loss, its token count, the count of all
 tokens, and whether a rank was asked to stop. The loss is a mean over the tokens of the global batch, so loss
@@ -12,20 +12,73 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from utils.distributed import World
 from utils.training.config import TrainConfig
-from utils.training.models import Batch, ModelFamily
 from utils.training.sampling import derived_seed
 from utils.watch import Watch, describe
 
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """What the training loop needs to know about a kind of model.
+
+    model_class, config_class: of transformers; dropouts: names of the dropout rates in the configuration;
+    loss_sum: (model, batch) → loss summed over the predicted tokens, and the number of these tokens.
+    """
+
+    model_class: type[PreTrainedModel]
+    config_class: type[PretrainedConfig]
+    dropouts: tuple[str, ...]
+    loss_sum: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
+
+    def build(
+        self, preset: dict[str, int], weights: Path | None, dropout: float | None,
+        gradient_checkpointing: bool = False,
+    ) -> PreTrainedModel:  # fmt: skip
+        """A random model of size ``preset``, or the one in the folder ``weights``, in float32.
+
+        ``dropout`` replaces all dropout rates (None: keep them). ``gradient_checkpointing`` keeps the inputs
+        of each layer only, and computes its activations again in the backward pass. Raises ValueError if
+        ``weights`` is absent, damaged or of another family.
+        """
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        rates: dict[str, Any] = {} if dropout is None else dict.fromkeys(self.dropouts, dropout)
+        if weights is None:
+            model = self.model_class(self.config_class(**{**preset, **rates}))
+        else:
+            model = self._load(weights, rates)
+        if gradient_checkpointing:
+            # The name changed in transformers 5.
+            new = getattr(model, "activation_checkpointing_enable", None)
+            (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
+        return model
+
+    def _load(self, weights: Path, rates: dict[str, Any]) -> PreTrainedModel:
+        try:
+            config = AutoConfig.from_pretrained(weights, **rates)
+            if config.model_type != self.config_class.model_type:
+                raise ValueError(f"it is a {config.model_type} model, not {self.config_class.model_type}")
+            model: PreTrainedModel = self.model_class.from_pretrained(weights, config=config)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(f"the weights at {weights} can't be loaded: {reason}") from error
+        model.to(torch.float32)  # type: ignore[arg-type]
+        return model
 
 
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:

@@ -31,9 +31,8 @@ from utils.training import checkpoint
 from utils.training.checkpoint import Saver
 from utils.training.config import TrainConfig
 from utils.training.metrics import Metrics
-from utils.training.models import Batch, ModelFamily
 from utils.training.sampling import BatchPlan, MicroBatches
-from utils.training.step import Stepper, build_optimizer
+from utils.training.step import Batch, ModelFamily, Stepper, build_optimizer
 from utils.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -119,8 +118,8 @@ class Trainer:
     def _build_data(self) -> None:
         config, first = self.config, self.world.local_rank == 0
         if not first:
-            # One process per node tokenizes; the others read its cache.
-            self.watch.barrier("data cached")
+            # One process per node downloads; the others read its cache.
+            self.watch.barrier("data loaded")
         self.tokenizer, self.tokenizer_source = load_tokenizer(
             config.family, config.model_name, config, self.model.config.vocab_size
         )
@@ -128,7 +127,7 @@ class Trainer:
             config.family, self.tokenizer, config, config.seed
         )
         if first:
-            self.watch.barrier("data cached")
+            self.watch.barrier("data loaded")
         if not self.world.agree(int(self.training_set.fingerprint[:12], 16)):
             raise ValueError("the ranks have different data or tokenizers: give every node the same files")
 
