@@ -61,8 +61,9 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "host-only-operators": "host operators with CUDA tensors in steps without any device work",
         "launch-without-work": "kernel launches whose kernel is not in the device trace",
         "missing-communication": "communication operators whose kernel is not in the device trace",
-        "work-before-recording": "device work that waited long for what isn't recorded, such as work from "
-        "before: that is overhead",
+        "work-before-recording": "streams that were busy when the recording began: work of the device until "
+        "what waited for it went on",
+        "work-unexplained-wait": "device work that waited long for what isn't recorded: that is overhead",
         "missing-gpu-work": "the host trace has CUDA tensors and the device trace no GPU work",
         "communication-size": "communication whose size is not recorded",
         "communication-kind": "communication kernel of unknown kind {}, kept without a type",
@@ -95,7 +96,7 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "no-host-node": "operators and annotations without a host node, kept with their times",
         "memory-event": "allocations and frees: memory of the nodes in which they happened",
         "graph-kernel": "kernels of CUDA or HIP graphs, whose operators aren't recorded",
-        "blocking-copy": "copies that blocked the calling thread",
+        "blocking-copy": "copies and memsets that blocked the calling thread",
         "early-start": "device work that starts before the call that launches it",
         "clock-offset": "ns between the clocks of device {} and the host, corrected",
         "unknown-device-work": "device work of the unknown category {}, kept as kernels",
@@ -103,6 +104,7 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "sync-by-time": "synchronising calls whose event or stream isn't recorded, matched by time",
         "queue-full": "launches that waited for a place in a stream's queue of {}",
         "host-spun": "gaps in which a thread spun until the device was done",
+        "thread-waited": "gaps in which a thread waited until another one was done",
         "stream-wait-no-record": "stream waits whose event record is not in the trace",
         "stream-wait-contradicted": "stream waits that contradict the times, left out",
         "backward-waited": "backward passes that the main thread waited for",

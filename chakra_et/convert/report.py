@@ -28,7 +28,8 @@ class RankReport:
     """The conversion of one rank. Values are counts unless noted.
 
     - ``events_in`` = ``events_kept`` + sum of ``losses``; ``nodes`` = ``events_kept`` + ``segments`` +
-      ``overhead``, where ``segments`` are further nodes of events that are split
+      ``overhead``, where ``segments`` are further nodes of events that are split, and ``overhead`` includes
+      work from before the recording
     - ``link_rate``: part (0 to 1) of the host operators with a device record
     - ``kernel_link_rate``: part (0 to 1) of the device work with a launching call
     - ``time_ns``: ns by kind of node; ``steps_us``: measured µs by step number
@@ -129,7 +130,8 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
     """The report of rank ``number``. ``later``: the findings of the dependencies and later stages."""
     host, device, time, items = rank.host, rank.device, rank.timeline, rank.communication.items
     overhead = np.isin(graph.kind, (NodeKind.HOST_OVERHEAD, NodeKind.DEVICE_OVERHEAD))
-    stands, length = graph.is_first, graph.end - graph.start
+    before = np.isin(graph.event, rank.before)
+    stands, length = graph.is_first & ~before, graph.end - graph.start
     gpu = on_device(device)
 
     findings = joined(rank.findings, graph.findings, later)
@@ -154,8 +156,8 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
         rank=number,
         events_in=device.events_in,
         events_kept=int(stands.sum()),
-        segments=int((~stands & ~overhead).sum()),
-        overhead=int((overhead & ~stands).sum()),
+        segments=int((~stands & ~overhead & ~before).sum()),
+        overhead=int(((overhead | before) & ~stands).sum()),
         nodes=len(graph),
         edges=len(graph.source),
         nodes_by_kind={name: count for name, count in nodes.items() if count},

@@ -103,6 +103,15 @@ def test_blocking_copy_behind_a_kernel_waits_for_both(tmp_path: Path) -> None:
     assert stages.replayed()
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_memset_that_lasts_until_the_stream_is_free_waits(busy: bool, tmp_path: Path) -> None:
+    before = [call("cudaLaunchKernel", 1, 1, 49), kernel("k", 3, 17 if busy else 1, 49)]
+    memset = [call("cudaMemset", 5, 20, 50), kernel("Memset (Device)", 20, 3, 50)]
+    stages = Stages(tmp_path, [op("aten::zero_", 0, 30, 3), *before, *memset])
+    assert lengths(stages)["cudaMemset"] == (2 if busy else 20)
+    assert stages.replayed()
+
+
 def test_asynchronous_copy_is_no_wait(tmp_path: Path) -> None:
     stages = Stages(tmp_path, copy_of(8, 40))
     assert lengths(stages)["cudaMemcpyAsync"] == 20 and "blocking-copy" not in stages.causes.findings

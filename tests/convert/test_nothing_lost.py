@@ -130,11 +130,3 @@ def test_unexplained_time_above_a_share_is_a_warning(
     report = json.loads(next((tmp_path / "out").glob("*_conversion.json")).read_text())["ranks"]["0"]
     assert report["critical_path_us"]["host-overhead"] == 600
     assert sum(report["critical_path_us"].values()) == sum(report["busy_us"].values()) == 800
-
-
-@pytest.mark.parametrize(("delay", "streams"), [(20, 0), (5000, 1)])
-def test_work_from_before_the_recording_is_reported(delay: float, streams: int, tmp_path: Path) -> None:
-    """Its wait was half of a real trace's critical path, and nothing named it."""
-    events = [op("aten::mm", 0, 50), call("cudaLaunchKernel", 5, 5, 1), kernel("gemm", 10 + delay, 30, 1)]
-    converted = convert_pair(Pair(0, None, write_kineto(tmp_path / "a_rank0.json", events, 0)))
-    assert converted.report.findings.get("work-before-recording", 0) == streams

@@ -10,6 +10,7 @@ import pytest
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.traces.sets import Pair
 from tests.generator.hand_made import (
+    annotation,
     call,
     event,
     kernel,
@@ -108,3 +109,29 @@ def test_another_operator_that_runs_on_after_the_end_is_work(tmp_path: Path) -> 
     trace = convert_pair(pair).trace
     spent = sum(int(trace.duration_micros[r]) for r in range(len(trace)) if trace.names[r] == "aten::sort")
     assert spent == 1700
+
+
+def joined(late: float, count: int = 4) -> list[dict[str, Any]]:
+    """The main thread hands work to another one and sleeps until that is done, ``late`` µs after it."""
+    return [annotation("ProfilerStep#1", 0, 10_000 * count)] + [
+        each
+        for at in range(count)
+        for each in (
+            op("aten::to", 10_000 * at, 100), op("collate", 10_000 * at + 150, 6000 + 500 * at, tid=20),
+            op("aten::mm", 10_000 * at + 6150 + 500 * at + late, 100),
+        )
+    ]  # fmt: skip
+
+
+def test_a_gap_that_ends_when_another_thread_is_done_waits_for_it(tmp_path: Path) -> None:
+    """As ``thread.join()`` or a queue in Python, which records nothing."""
+    converted = convert_pair(Pair(-1, None, write_kineto(tmp_path / "one.json", joined(8))))
+    assert converted.report.notes["thread-waited"] == 4
+    path = converted.report.critical_path_us
+    assert (path["operator"], path["host-overhead"]) == (27_800, 12_200)
+
+
+@pytest.mark.parametrize(("late", "count"), [(400, 4), (8, 1)], ids=["late", "perhaps by chance"])
+def test_another_thread_that_was_done_before_is_no_cause(late: float, count: int, tmp_path: Path) -> None:
+    converted = convert_pair(Pair(-1, None, write_kineto(tmp_path / "one.json", joined(late, count))))
+    assert "thread-waited" not in converted.report.notes

@@ -25,7 +25,7 @@ from chakra_et.convert.graph.launches import (
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
 from chakra_et.convert.graph.timeline import POLLING, Lane, Timeline, named
-from chakra_et.traces.device_format import ANNOTATION, CPU_OP, MEMCPY, RUNTIME
+from chakra_et.traces.device_format import ANNOTATION, CPU_OP, MEMCPY, MEMSET, RUNTIME
 
 # Launches that a stream holds before the next one blocks: CUDA's, where the trace doesn't tell.
 QUEUE = 1024
@@ -54,8 +54,7 @@ def find_dependencies(rank: LinkedRank) -> Dependencies:
         _blocking(rank, launches, found)
         _full_queues(rank, launches, found)
     thread_dependencies.find(rank, found)
-    if len(launches.gpu):
-        _spinning(rank, launches, found)
+    _spinning(rank, launches, found)
     return found
 
 
@@ -71,8 +70,10 @@ def _launches(rank: LinkedRank, launches: Launches, found: Dependencies) -> None
     at[by_operator] = launches.time[known[by_operator]]
     found.findings.add("early-start", int((start[known] < start[call]).sum()))
     copies = device.category[known] == MEMCPY
-    blocking = copies & (end[known] <= end[call]) & (end[known] > start[call])
     free = np.where(before >= 0, end[before], BEFORE_RECORDING)
+    # A memset only blocks on some memory, and on an idle stream nothing tells.
+    blocking = copies | ((device.category[known] == MEMSET) & (free > start[call]))
+    blocking &= (end[known] <= end[call]) & (end[known] > start[call])
     # A blocking copy on a busy stream blocks the caller from the start of the call.
     at = np.where(blocking & (free > start[call]), np.minimum(start[call], start[known]), at)
     found.add_edges(EdgeKind.LAUNCH, time.lane[call], at, time.lane[known], start[known])
@@ -202,19 +203,21 @@ def _full_queues(rank: LinkedRank, launches: Launches, found: Dependencies) -> N
 
 
 def _spinning(rank: LinkedRank, launches: Launches, found: Dependencies) -> None:
-    """Waits of threads that spin until the device is done: gaps between operators, whatever fills them, that
-    end when work on the device does.
+    """Waits of threads that sleep or spin until the device or another thread is done: gaps between operators,
+    whatever fills them, that end when its work does.
 
     A loop of queries tells when: between the last but one and the last. Other gaps may end so by chance, even
-    where the stream has nothing left to do: it is none if most gaps after launches of the same kernel do.
+    where the stream or thread has nothing left to do: it is none if most gaps after launches of the same
+    kernel, or in which the same thread worked, do.
     """
     time, device = rank.timeline, rank.device
     drained = np.full(len(device), LAST_LAUNCH)  # the launch of the next work on the stream
     follows = launches.gpu[launches.before[launches.gpu] >= 0]
     drained[launches.before[follows]] = launches.time[follows]
     queries = named(device, QUERY.fullmatch)
-    total: Counter[int] = Counter()
-    prompt: dict[int, list[tuple[float, int, int, int]]] = {}
+    falls_idle = _falls_idle(time)
+    total: Counter[tuple[str, int]] = Counter()
+    prompt: dict[tuple[str, int], list[tuple[float, int, int, int, int]]] = {}
     for thread, lane, begin, end, rows in _gaps(rank, found):
         asked = rows[queries[rows]]
         if len(asked) >= LEAST_QUERIES:
@@ -224,23 +227,46 @@ def _spinning(rank: LinkedRank, launches: Launches, found: Dependencies) -> None
                 _wait(rank, lane, first, source, found)
                 found.findings.add("host-spun")
             continue
+        soon = min(PROMPT_NS, int(PROMPT * (end - begin)))
+        chance = 2 * soon / (end - begin)
+        for other, moments in falls_idle.items():
+            low, high = np.searchsorted(moments, (begin, end + soon), side="right").tolist()
+            if other != lane and low < high:
+                total["thread-waited", other] += 1
+                if moments[high - 1] >= end - soon:
+                    done = min(int(moments[high - 1]), end)
+                    of_thread = prompt.setdefault(("thread-waited", other), [])
+                    of_thread.append(((high - low) * chance, lane, begin, other, done))
         kernel = launches.last_by_thread(thread, begin)
         if kernel >= 0 and time.end[kernel] <= begin:
             continue  # nothing of its own that it could wait for
-        name = int(device.name[kernel])
-        total[name] += 1
-        soon = min(PROMPT_NS, int(PROMPT * (end - begin)))
+        key = "host-spun", int(device.name[kernel])
+        total[key] += 1
         source = launches.last_ended(end - soon, end + soon, begin)
         if source >= 0 and drained[source] >= end:
             if time.end[source] > end:  # it tells the host before it ends: at least what is before it is over
                 source = int(launches.before[source])
-            prompt.setdefault(name, []).append((2 * soon / (end - begin), lane, begin, source))
-    for name, ended in prompt.items():
-        if 2 * len(ended) > total[name] and math.prod(chance for chance, *_ in ended) < CHANCE:
-            for _, lane, begin, source in ended:
-                if source >= 0 and time.end[source] > begin:
-                    _wait(rank, lane, begin, source, found)
-                    found.findings.add("host-spun")
+            ended = (int(time.lane[source]), int(time.end[source])) if source >= 0 else (lane, begin)
+            prompt.setdefault(key, []).append((chance, lane, begin, *ended))
+    for key, ended_so in prompt.items():
+        if 2 * len(ended_so) > total[key] and math.prod(chance for chance, *_ in ended_so) < CHANCE:
+            kind = EdgeKind.INTER_THREAD if key[0] == "thread-waited" else EdgeKind.SYNCHRONISATION
+            for _, lane, begin, source, done in ended_so:
+                if done > begin:
+                    found.wait(lane, begin, done)
+                    found.edge(kind, (source, done), (lane, done))
+                    found.findings.add(key[0])
+
+
+def _falls_idle(time: Timeline) -> dict[int, np.ndarray]:
+    """CPU lane → the moments from which on it has no event for long, ns; none for a single lane."""
+    segments = time.self_time
+    idle = (segments.owner < 0) & (segments.end - segments.start >= LONG_NS) & (segments.start > time.begin)
+    of_lane = rows_by_value(segments.lane)
+    return {
+        lane: np.append(segments.start[rows[idle[rows]]], segments.end[rows[-1]])
+        for lane, rows in (of_lane.items() if len(of_lane) > 1 else ())
+    }
 
 
 def _gaps(rank: LinkedRank, found: Dependencies) -> list[tuple[int, int, int, int, np.ndarray]]:
@@ -259,10 +285,11 @@ def _gaps(rank: LinkedRank, found: Dependencies) -> list[tuple[int, int, int, in
         category = np.where(owner >= 0, device.category[owner], ANNOTATION)
         asks = polling[owner] & (owner >= 0)
         between = np.append(False, asks[:-1]) & np.append(asks[1:], False)
-        idle = (category == ANNOTATION) | asks
-        idle |= (category == CPU_OP) & (between | (end - start >= LONG_NS))
-        first = np.flatnonzero(idle & ~np.append(False, idle[:-1]))
-        last = np.flatnonzero(idle & ~np.append(idle[1:], False))
+        in_operator = category == CPU_OP
+        idle = np.where(in_operator & (end - start >= LONG_NS), 2, 0)
+        idle[(category == ANNOTATION) | asks | (in_operator & between)] = 1
+        first = np.flatnonzero((idle > 0) & (idle != np.append(0, idle[:-1])))
+        last = np.flatnonzero((idle > 0) & (idle != np.append(idle[1:], 0)))
         own, thread = waits[of_lane[lane]] if lane in of_lane else none, threads.get(lane, -1)
         reach = np.maximum.accumulate(np.append(-1, own[:, 2]))
         for a, b in zip(first.tolist(), last.tolist(), strict=True):

@@ -10,16 +10,24 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.arrays import coded_pairs, first_rows
 from chakra_et.convert.graph import timeline
 from chakra_et.convert.graph.communication import Communications
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
-from chakra_et.convert.graph.launches import Clock, is_call, launch_calls, on_host_clock, selected
+from chakra_et.convert.graph.launches import (
+    QUERY,
+    Clock,
+    is_call,
+    launch_calls,
+    on_host_clock,
+    selected,
+)
 from chakra_et.convert.graph.link import Link, aligned, check, link, operators_and_annotations
 from chakra_et.convert.graph.timeline import STEP, Timeline, named, on_device, steps
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
-from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import CPU_OP, RUNTIME
+from chakra_et.traces.device import DeviceTrace, OperatorInputs
+from chakra_et.traces.device_format import CPU_OP, KERNEL, MEMCPY, RUNTIME, SYNC
 from chakra_et.traces.fields import as_number
 from chakra_et.traces.host import HostTrace
 
@@ -28,11 +36,15 @@ LAUNCH = re.compile(
     r"(cuda|hip|cu)\w*(Launch\w*Kernel\w*|LaunchKernel\w*|ModuleLaunch\w*)$|^(cuda|hip|cu)GraphLaunch$"
 )
 CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture\w*"), re.compile(r"(cuda|hip|cu)StreamEndCapture\w*")
+SYNCHRONIZES = re.compile(r"synchronize(_\w+)?$", re.IGNORECASE)
 CUDA_TENSOR = re.compile(rb'"(cuda|hip|xpu):\d+"')
 # The part of launches that may have no kernel, as launches at the end of a recording lose theirs.
 TOLERATED = 0.02
-# No idle device takes as long from a launch to the start of its work.
+# No idle device takes as long from a launch to the start of its work; a shorter wait needs no cause.
 LONGEST_LAUNCH_NS = 1_000_000
+LONG_NS = 50_000
+WORK_BEFORE = "work before the recording"
+"""The name of what a device was busy with when the recording began."""
 ALWAYS = np.iinfo(np.int64)
 
 
@@ -43,7 +55,8 @@ class LinkedRank:
     Built once by ``link_rank``; later stages do not change it. ``calls[i]``: row of the call that launched
     device row i, -1 for none. ``link_rate``: part (0 to 1) of the host operators with a device record, over
     the whole recording. ``clocks``: of the devices, whose times are by the host's. ``per_operator_ns``: what
-    recording took by the tracer's measurement, 0 if there is none. ``findings``: those of all stages so far.
+    recording took by the tracer's measurement, 0 if there is none. ``before``: rows for work from before the
+    recording. ``findings``: those of all stages so far.
     """
 
     host: HostTrace
@@ -56,6 +69,7 @@ class LinkedRank:
     link_rate: float
     clocks: list[Clock]
     per_operator_ns: float
+    before: np.ndarray
     findings: Findings
 
 
@@ -112,13 +126,16 @@ def link_rank(
         kept = np.flatnonzero(np.where(calls >= 0, inside[calls], inside))
         findings.add(key, len(device) - len(kept), step)
         device, calls, linked = between(kept, begin, end)
+    device, calls, linked, before = with_work_before(device, calls, linked)
+    findings.add("work-before-recording", len(before))
     rows = communication_rows(device, added_kernels)
     time = timeline.build(device, rows.cpu)
     communication = describe(host, device, linked, time.parent, calls, rows, groups)
     findings = joined(findings, time.findings, communication.findings)
     return LinkedRank(
-        host, device, linked, time, calls, rows, communication, rate, clocks, per_operator_ns, findings
-    )
+        host, device, linked, time, calls, rows, communication, rate, clocks, per_operator_ns, before,
+        findings,
+    )  # fmt: skip
 
 
 def _is_cut(device: DeviceTrace, known: list[tuple[int, int]], number: int) -> bool:
@@ -200,6 +217,62 @@ def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray) -> np.nd
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
+# ---- work from before the recording: a device trace has no work that began before it ----
+
+
+def with_work_before(
+    device: DeviceTrace, calls: np.ndarray, linked: Link
+) -> tuple[DeviceTrace, np.ndarray, Link, np.ndarray]:
+    """The trace with a row for each stream that was busy when the recording began, as far as something waited
+    for it: the first work on the stream, or a call before any launch. And these rows."""
+    gpu = on_device(device)
+    gpu = gpu[np.argsort(device.start[gpu], kind="stable")]
+    launched = calls[gpu] >= 0
+    if 2 * launched.sum() < len(gpu) or not launched.any():  # calls aren't recorded
+        return device, calls, linked, gpu[:0]
+    begin, call = int(device.start[device.category != SYNC].min()), calls[gpu]
+    start, end = device.start[gpu], device.end[gpu]
+    latest_end = np.maximum.accumulate(np.append(begin, end))[:-1]
+    # A blocking copy waits within its call.
+    within = (device.category[gpu] == MEMCPY) & (end <= device.end[call])
+    since = np.where(launched, np.where(within, device.start[call], device.end[call]), begin)
+    delay = start - np.maximum(since, latest_end)
+    streams, of_row = coded_pairs(device.device[gpu], device.stream[gpu])
+    first = first_rows(of_row)[1]
+    until = np.where(delay > np.where(launched, LONGEST_LAUNCH_NS, LONG_NS), start, begin)[first]
+    # Nothing else that a call before the first launch could wait for, but cudaFree, which initializes CUDA.
+    earliest = int(np.where(launched, device.start[call], begin).min())
+    waits = np.flatnonzero(named(device, SYNCHRONIZES.search) & is_call(device) & (device.end <= earliest))
+    asks = np.flatnonzero(named(device, QUERY.fullmatch) & (device.end <= earliest))
+    spans = [(device.start[row], device.end[row]) for row in waits]
+    spans += [(device.start[asks[0]], device.end[asks[-1]])] if len(asks) > 2 else []
+    waited = [done for since, done in spans if done - since > LONG_NS]
+    until[of_row[0]] = max([until[of_row[0]], *waited])
+    busy = np.flatnonzero(until > begin)
+    if not len(busy):
+        return device, calls, linked, gpu[:0]
+    count, rows = len(busy), len(device)
+    columns: dict[str, Any] = {
+        name: np.append(column, np.full(count, -1, dtype=column.dtype))
+        for name, column in vars(device).items()
+        if isinstance(column, np.ndarray) and name != "forward_backward"
+    }
+    columns |= {"names": [*device.names, WORK_BEFORE]}
+    own = {"name": len(device.names), "category": KERNEL, "start": begin, "end": until[busy]}
+    own |= dict(zip(("device", "stream"), np.array(streams)[busy].T, strict=True))
+    for name, values in own.items():
+        columns[name][rows:] = values
+    if device.inputs:
+        columns["inputs"] = OperatorInputs(
+            *([*texts, *[b""] * count] for texts in vars(device.inputs).values())
+        )
+    device = dataclasses.replace(device, **columns)
+    linked = dataclasses.replace(linked, host_row=np.append(linked.host_row, np.full(count, -1)))
+    calls = np.append(calls, np.full(count, -1))
+    order = np.argsort(device.start, kind="stable")
+    return *selected(device, calls, linked, order), np.flatnonzero(order >= rows)
+
+
 # ---- missing work: a device trace that was cut off loses its last events ----
 
 
@@ -227,12 +300,12 @@ def check_complete(rank: LinkedRank) -> Findings:
         operators = operators_and_annotations(device) & named(device, lambda name: name.startswith("nccl:"))
         alone = [_is_alone(rank, row) for row in np.flatnonzero(operators).tolist()]
         findings.add("missing-communication", len(alone) - sum(alone))
-    # Device work that starts long after its launch although no recorded work ran in between.
+    # Device work that starts long after its launch although no work is known to have run in between.
     gpu = gpu[np.argsort(device.start[gpu], kind="stable")]
     latest_end = np.maximum.accumulate(np.append(-1, device.end[gpu]))[:-1]
     launched = np.where(rank.calls[gpu] >= 0, device.end[rank.calls[gpu]], device.start[gpu])
     delayed = device.start[gpu] - np.maximum(launched, latest_end) > LONGEST_LAUNCH_NS
-    findings.add("work-before-recording", int(delayed.sum()))
+    findings.add("work-unexplained-wait", int(delayed.sum()))
     if rank.host.recorded:
         operators = device.category == CPU_OP
         for _, row in rank.timeline.steps:
