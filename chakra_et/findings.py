@@ -74,7 +74,6 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "them with --comm-kernels",
         "group-default": "communication without a recorded group: the default group",
         "group-by-stream": "communication without a recorded group: one group per stream",
-        "group-by-thread": "gloo operators whose group was inferred from their threads and sizes",
         "structure-differs": "operators that the step in which tensors were recorded doesn't have: kept "
         "without tensors",
         "communication-unfinished": "CPU communication whose record had not ended when the recording "

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from chakra_et.convert.runs import SetResult
 
 # Findings of ranks whose groups were guessed, so that collectives may be in the wrong one.
-GUESSED_GROUP = ("group-default", "group-by-stream", "group-by-thread")
+GUESSED_GROUP = ("group-default", "group-by-stream")
 DAY_SECONDS = 86_400
 AFTER_2001_NS = 10**18
 """Start times above this are times of day; some traces have the time since their host started."""

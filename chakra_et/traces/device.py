@@ -27,7 +27,6 @@ from chakra_et.traces.device_format import (
     MODULE,
     SYNC,
     Args,
-    Event,
     Header,
     OperatorHeader,
     Recording,
@@ -85,7 +84,6 @@ class DeviceTrace:
       memsets), ``graph`` (CUDA or HIP graph): -1 if absent; int64, or int32 where that suffices
     - ``shape``: index into ``shapes`` (grid and block of a kernel), -1 for none
     - ``communication``: row → arguments that describe communication; ``waits``: row → cuda_sync arguments
-    - ``forward_backward`` int64[K, 2, 2]: (thread, time) of the start and finish of each fwdbwd flow
     - ``origin_ns``: absolute time of the first event; ``events_in``: number of events in the file
     - ``findings``: counts of what was left out or repaired
     - ``memory``: allocations and frees, if they were recorded
@@ -117,7 +115,6 @@ class DeviceTrace:
     shapes: list[tuple[str, str]]
     communication: dict[int, Args]
     waits: dict[int, Args]
-    forward_backward: np.ndarray
     modules: Modules
     origin_ns: int
     events_in: int
@@ -137,9 +134,7 @@ class DeviceTrace:
         """The same trace with only ``rows`` (ascending)."""
         place = {int(row): at for at, row in enumerate(rows)}
         changes: dict[str, Any] = {
-            name: column[rows]
-            for name, column in vars(self).items()
-            if isinstance(column, np.ndarray) and name != "forward_backward"
+            name: column[rows] for name, column in vars(self).items() if isinstance(column, np.ndarray)
         }
         for name in SPARSE:
             table = getattr(self, name)
@@ -189,7 +184,6 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = Fa
         threads=list(columns.threads),
         thread_names=columns.thread_names,
         shapes=list(columns.shapes),
-        forward_backward=_flows(columns, origin_us),
         modules=_modules(columns, origin_us),
         origin_ns=int(as_number(header.baseTimeNanoseconds, 0)) + int(origin_us) * 1000,
         events_in=columns.events_in,
@@ -269,27 +263,15 @@ def _order(sane: np.ndarray, numbers: dict[str, np.ndarray], findings: Findings)
     return kept
 
 
-def _thread_and_time(columns: DeviceColumns, event: Event, origin_us: float) -> tuple[int, int] | None:
-    """Index of the thread and ns; None for an event without usable ones."""
-    thread = columns.threads.get((event.pid, event.tid), -1)
-    after = as_number(event.ts, -MAX_SPAN) - origin_us
-    return (thread, round(after * 1000)) if thread >= 0 and abs(after) < 2 * MAX_SPAN else None
-
-
-def _flows(columns: DeviceColumns, origin_us: float) -> np.ndarray:
-    flows = [flow for flow in columns.flows.values() if None not in flow]
-    pairs = [[_thread_and_time(columns, event, origin_us) for event in flow] for flow in flows]
-    return np.array([pair for pair in pairs if None not in pair], dtype=np.int64).reshape(-1, 2, 2)
-
-
 def _modules(columns: DeviceColumns, origin_us: float) -> Modules:
     names: dict[str, int] = {}
     rows = []
     for event in columns.modules:
-        place, length = _thread_and_time(columns, event, origin_us), as_number(event.dur, -1)
-        if place and 0 <= length < MAX_SPAN:
+        thread, length = columns.threads.get((event.pid, event.tid), -1), as_number(event.dur, -1)
+        after = as_number(event.ts, -MAX_SPAN) - origin_us
+        if thread >= 0 and abs(after) < 2 * MAX_SPAN and 0 <= length < MAX_SPAN:
             name = names.setdefault(str(event.name).removeprefix(MODULE), len(names))
-            rows.append((place[1], -round(length * 1000), place[0], name))
+            rows.append((round(after * 1000), -round(length * 1000), thread, name))
     rows.sort()
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     start, end = table[:, 0], table[:, 0] - table[:, 1]

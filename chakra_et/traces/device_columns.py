@@ -63,7 +63,6 @@ class DeviceColumns:
         self.threads: dict[tuple[Any, Any], int] = {}
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.sparse: dict[str, dict[int, Any]] = {name: {} for name in SPARSE}  # by row
-        self.flows: dict[Any, list[Any]] = {}
         self.modules: list[Event] = []
         self.memory: list[Event] = []
         self.inputs: tuple[list[bytes], list[bytes], list[bytes]] | None = ([], [], []) if operators else None
@@ -90,8 +89,6 @@ class DeviceColumns:
         for event in events:
             if event.ph == "i" and event.name == MEMORY and event.args is not None:
                 self.memory.append(event)
-            elif event.cat == "fwdbwd" and event.ph in "sf":
-                self.flows.setdefault(event.id, [None, None])[event.ph == "f"] = event
             elif event.ph == "M" and event.name == "thread_name" and event.args is not None:
                 self.thread_names[(event.pid, event.tid)] = str(event.args.name)
 

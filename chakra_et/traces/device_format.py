@@ -101,7 +101,6 @@ class Event(msgspec.Struct, gc=False):
     tid: int | float | str | None = None
     ts: float | int | str = 0.0
     dur: float | int | str = 0.0
-    id: int | float | str | None = None
     args: Args | None = None
 
 

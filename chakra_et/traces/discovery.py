@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,13 +62,12 @@ class Named:
 class TraceFile(Named):
     """A trace. ``rank`` is -1 and ``world`` 0 if neither the file nor its name has them.
 
-    ``checksum`` of its first bytes; ``moment``: about when its first events are from, in µs.
+    ``moment``: about when its first events are from, in µs.
     """
 
     side: Side
     rank: int
     world: int
-    checksum: int = 0
     moment: float = 0.0
 
 
@@ -92,14 +91,13 @@ class Unusable(Named):
 
 @dataclass
 class TracedRun:
-    """The device traces of one run, of distinct ranks. ``problems``, ``warnings``: one sentence each.
+    """The device traces of one run, of distinct ranks. ``problems``: one sentence each.
 
     ``absent``: rank → the file that is its trace by name, but is none.
     """
 
     traces: list[TraceFile]
     problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
     absent: dict[int, Unusable] = field(default_factory=dict)
 
 
@@ -132,7 +130,6 @@ def look_at(path: Path) -> TraceFile | Unusable | None:
         side,
         number if number < MAX_RANKS else -1,  # the conversion reports a number that is no rank
         int(world[1]) if world else 0,
-        zlib.crc32(head),
         (times[len(times) // 2] if times else 0.0) + (int(base[1]) / 1000 if base else 0.0),
     )
 
@@ -142,9 +139,8 @@ def runs_of(traces: list[TraceFile], unusable: Iterable[Unusable] = ()) -> dict[
 
     Traces belong together if their names differ only in the rank, or if they have the same world size above 1
     and distinct ranks. Where such traces have each rank several times, they are recordings one after another,
-    and so several runs. A copy of a trace is left out with a warning, and a second trace of a rank with a
-    problem. Files among ``unusable`` that are the trace of a missing rank by name are in
-    ``TracedRun.absent``. The names of runs are made unique.
+    and so several runs. A second trace of a rank is left out with a problem. Files among ``unusable`` that
+    are the trace of a missing rank by name are in ``TracedRun.absent``. The names of runs are made unique.
     """
     of_world: dict[int, list[list[TraceFile]]] = {}
     for part in _by_stem([found for found in traces if found.side == "device"]):
@@ -154,7 +150,7 @@ def runs_of(traces: list[TraceFile], unusable: Iterable[Unusable] = ()) -> dict[
         if world > 1:
             parts += _of_world(named_alike)
         else:
-            parts += [run for part in named_alike for run in _of_one_name(*_without_copies(part))]
+            parts += [run for part in named_alike for run in _of_one_name(part)]
     for file in unusable:
         for run in parts:
             ranks, stems = ({getattr(found, name) for found in run.traces} for name in ("rank", "stem"))
@@ -185,9 +181,7 @@ def _by_stem(devices: list[TraceFile]) -> list[list[TraceFile]]:
 
 def _of_world(named_alike: list[list[TraceFile]]) -> list[TracedRun]:
     """The runs of traces with one world size. ``named_alike``: those whose names differ only in the rank."""
-    kept, warnings = _without_copies([found for part in named_alike for found in part])
-    parts = [[found for found in part if found in kept] for part in named_alike]
-    runs = [run for part in parts if part for run in _of_one_name(part)]
+    runs = [run for part in named_alike for run in _of_one_name(part)]
     everything = [found for run in runs for found in run.traces]
     if _distinct(everything):
         runs = [TracedRun(everything, [problem for run in runs for problem in run.problems])]
@@ -195,68 +189,26 @@ def _of_world(named_alike: list[list[TraceFile]]) -> list[TracedRun]:
         alone = [run for run in runs if len(run.traces) == 1 and not run.problems]
         runs = [run for run in runs if run not in alone]
         runs += [TracedRun(cycle) for cycle in _cycles([run.traces[0] for run in alone])]
-    runs[0].warnings += warnings
     return runs
 
 
-def _of_one_name(traces: list[TraceFile], warnings: Sequence[str] = ()) -> list[TracedRun]:
+def _of_one_name(traces: list[TraceFile]) -> list[TracedRun]:
     """The runs of traces with one name: one, with a problem for each second trace of a rank."""
-    runs: list[TracedRun]
     if _distinct(traces):
-        runs = [TracedRun(traces)]
-    elif any(found.rank < 0 or found.world == 1 for found in traces):
+        return [TracedRun(traces)]
+    if any(found.rank < 0 or found.world == 1 for found in traces):
         # Processes of world size 1, such as replicas, are all rank 0.
-        runs = [TracedRun([found]) for found in traces]
-    else:
-        first: dict[int, TraceFile] = {}
-        problems = []
-        for found in _true_names_first(traces):
-            other = first.setdefault(found.rank, found)
-            if other is not found:
-                problems.append(
-                    f"{other.path} and {found.path} are both the device trace of rank {found.rank}, and only "
-                    "the first was converted; remove one."
-                )
-        runs = [TracedRun(list(first.values()), problems)]
-    runs[0].warnings += warnings
-    return runs
-
-
-def _true_names_first(traces: list[TraceFile]) -> list[TraceFile]:
-    return sorted(traces, key=lambda found: found.rank != found.named_rank)
-
-
-def _without_copies(traces: list[TraceFile]) -> tuple[list[TraceFile], list[str]]:
-    """The traces without copies of one, such as an unpacked file beside its gzip, and a warning for them."""
-    by_content: dict[tuple[int, int], list[TraceFile]] = {}
-    copies = []
-    for found in _true_names_first(traces):
-        known = by_content.setdefault((found.rank, found.checksum), [])
-        original = next((other for other in known if _same_text(other.path, found.path)), None)
-        if original is None:
-            known.append(found)
-        else:
-            copies.append(f"{found.path} is a copy of {original.path}")
-    kept = {found for known in by_content.values() for found in known}
-    warnings = []
-    if len(copies) == 1:
-        warnings = [f"{copies[0]} and was left out; remove it."]
-    elif copies:
-        warnings = [
-            f"{len(copies)} files are copies and were left out; remove them ({copies[0]}, and so on)."
-        ]
-    return [found for found in traces if found in kept], warnings
-
-
-def _same_text(one: Path, other: Path) -> bool:
-    try:
-        with open_trace(one) as first, open_trace(other) as second:
-            while (piece := first.read(1 << 20)) == second.read(1 << 20):
-                if not piece:
-                    return True
-    except (OSError, EOFError, zlib.error):
-        pass
-    return False
+        return [TracedRun([found]) for found in traces]
+    first: dict[int, TraceFile] = {}
+    problems = []
+    for found in sorted(traces, key=lambda found: found.rank != found.named_rank):
+        other = first.setdefault(found.rank, found)
+        if other is not found:
+            problems.append(
+                f"{other.path} and {found.path} are both the device trace of rank {found.rank}, and only "
+                "the first was converted; remove one."
+            )
+    return [TracedRun(list(first.values()), problems)]
 
 
 def _cycles(traces: list[TraceFile]) -> list[list[TraceFile]]:

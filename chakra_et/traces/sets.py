@@ -234,7 +234,7 @@ def _found_sets(
     sets = []
     left = unusable
     for name, run in runs_of(found, unusable).items():
-        traces = TraceSet(folder, name, problems=run.problems, partial=True, warnings=run.warnings)
+        traces = TraceSet(folder, name, problems=run.problems, partial=True)
         for trace in sorted(run.traces, key=lambda trace: trace.rank):
             rank = max(trace.rank, 0)
             beside = [

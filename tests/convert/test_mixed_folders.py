@@ -116,8 +116,8 @@ def test_an_unpacked_copy_beside_its_gzip_does_not_split_the_run(
     packed = folder / "rank3_trace.json.gz"
     (folder / "rank3_trace.json").write_bytes(gzip.decompress(packed.read_bytes()))
     status, text, written = convert(folder, capsys)
-    assert status == 0 and written == [f"trace.{rank}.et" for rank in range(4)]
-    assert "warning: " in text and "is a copy of" in text
+    assert status == 1 and written == [f"trace.{rank}.et" for rank in range(4)]
+    assert "rank3_trace.json.gz are both the device trace of rank 3" in text and "remove one" in text
 
 
 def test_a_rank_copied_under_the_name_of_another_does_not_split_the_run(
@@ -126,7 +126,8 @@ def test_a_rank_copied_under_the_name_of_another_does_not_split_the_run(
     shutil.copy(folder / "rank1_trace.json.gz", folder / "rank2_trace.json.gz")
     status, text, written = convert(folder, capsys)
     assert status == 1 and written == ["trace.0.et", "trace.1.et", "trace.3.et"]
-    assert "rank2_trace.json.gz is a copy of" in text and "the traces of 2 are missing" in text
+    assert "rank2_trace.json.gz are both the device trace of rank 1" in text
+    assert "the traces of 2 are missing" in text
 
 
 def test_two_different_traces_of_one_rank_are_a_problem(

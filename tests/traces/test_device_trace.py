@@ -128,19 +128,6 @@ def test_events_with_equal_times_nest_by_category_and_id(backwards: bool, tmp_pa
     assert names(trace) == ["outermost", "outer", "inner", "cudaLaunchKernel", "cuLaunchKernel"]
 
 
-def test_flows_are_pairs_of_thread_and_time(tmp_path: Path) -> None:
-    ends = [
-        {"ph": ph, "cat": "fwdbwd", "id": 1, "pid": 10, "tid": tid, "ts": ts}
-        for ph, tid, ts in (("s", 10, 1.5), ("f", 11, 9))
-    ]
-    half = [{"ph": "s", "cat": "fwdbwd", "id": 2, "pid": 10, "tid": 10, "ts": 1.5}]
-    astray = [{"ph": ph, "cat": "fwdbwd", "id": 3, "pid": 99, "tid": 99, "ts": 2} for ph in "sf"]
-    trace = load(tmp_path, op("forward", 1.5, 1), op("backward", 9, 1, tid=11), *ends, *half, *astray)
-    (pair,) = trace.forward_backward.tolist()
-    assert [trace.threads[thread][1] for thread, _ in pair] == [10, 11]
-    assert [time for _, time in pair] == [500, 8_000]
-
-
 def test_names_of_threads_host_and_group(tmp_path: Path) -> None:
     label = {"ph": "M", "name": "thread_name", "pid": 10, "tid": 10, "ts": 0, "args": {"name": "pt_main"}}
     trace = load(tmp_path, op("a", 1, 1), label, host_name="n1", distributedInfo={"rank": 3, "world_size": 8})

@@ -177,4 +177,3 @@ def test_generated_traces_read_in_pieces(
         for column in ("start", "end", "category", "correlation", "stream", "rf_id", "sequence"):
             assert (getattr(device, column) == getattr(whole_device, column)).all()
         assert device.waits == whole_device.waits and device.findings == whole_device.findings
-        assert (device.forward_backward == whole_device.forward_backward).all()

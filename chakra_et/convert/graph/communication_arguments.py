@@ -173,20 +173,6 @@ class Around:
                 found = _sizes(bytes(argument)) or found
         return found
 
-    def members(self, row: int) -> int:
-        """The size of the group of a ``c10d`` all-gather or reduce-scatter, by how much larger one side is
-        than the other; 0 for other operators and if the shapes are not recorded."""
-        host_row = self._host_row(row)
-        letters = self.name(row).replace("_", "") if host_row >= 0 else ""
-        if not letters.startswith(("c10d::allgather", "c10d::reducescatter")):
-            return 0
-        try:
-            output, given = map(_elements, msgspec.json.decode(self.host.inputs[1][host_row])[:2])
-        except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
-            return 0
-        whole, part = (given, output) if "reduce" in letters else (output, given)
-        return whole // part if part and whole % part == 0 else 0
-
     def splits(self, row: int, facts: Facts) -> tuple[str, str]:
         """``Facts.in_split`` and ``out_split``, or the operator's arguments, which have the output first."""
         if facts.in_split or facts.out_split or row < 0:
@@ -206,13 +192,6 @@ class Around:
 
 def _sizes(values: bytes) -> list[tuple[int, int]]:
     return [(count * each, storage) for storage, count, each in tensors(values)]
-
-
-def _elements(dims: list[Any]) -> int:
-    """The elements of a tensor or of all tensors of a list, from shapes."""
-    if all(type(n) is int and 0 <= n < 1 << 40 for n in dims):
-        return math.prod(dims)
-    return sum(map(_elements, dims))
 
 
 def _scalar(value: Any) -> Any:

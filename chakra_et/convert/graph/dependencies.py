@@ -87,7 +87,7 @@ def _launches(rank: LinkedRank, launches: Launches, found: Dependencies) -> None
             found.wait(lane, int(since[k]), done)
             found.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[source[k]]), done), (lane, done))
     orphans = gpu[calls[gpu] < 0]
-    found.findings.add("no-launch", len(orphans))
+    found.findings.add("no-launch", len(orphans) - len(rank.before))
     first_of_lane = gpu[first_rows(time.lane[gpu])[1]]
     first = orphans[np.isin(orphans, first_of_lane)]
     found.add_edges(EdgeKind.INTER_THREAD, time.main, start[first], time.lane[first], start[first])

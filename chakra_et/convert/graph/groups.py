@@ -10,10 +10,8 @@ import numpy as np
 
 from chakra_et.convert.graph.communication import BY_STREAM, Group
 from chakra_et.convert.graph.communication_arguments import LAUNCHERS, Around, Facts
-from chakra_et.convert.graph.timeline import named
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import KERNEL
 from chakra_et.traces.fields import MAX_RANKS, as_number
 from chakra_et.traces.host import HostTrace
 
@@ -117,46 +115,17 @@ class Groups:
     def of_backend(self, launch_of: dict[int, int], findings: Findings) -> dict[int, Group]:
         """The group of each event of a CPU backend. ``launch_of``: row → row of its launcher, -1 for none.
 
-        Gloo's operators do not record their group. But each group starts its own threads when it is created,
-        so threads with consecutive ids belong to one group, and the groups are in the order of their threads.
-        Where not every group has threads, the sizes tell.
+        Gloo's operators do not record their group, our tracer does: around the call, and by threads. Without
+        it the default group is assumed.
         """
         thread = self.around.device.thread
-        sizes = {
-            row: self.around.members(launch)
-            for row, launch in launch_of.items()
-            if launch not in self.of_launcher and int(thread[row]) not in self.of_thread
-        }
-        threads = dict(self.of_thread)
-        device, groups = self.around.device, self.declared.values()
-        mine = [group for group in groups if not group.ranks or self.rank < 0 or self.rank in group.ranks]
-        if len(mine) > 1 and sizes:
-            # Python threads record their own sends and receives.
-            starts = named(device, lambda name: name.startswith(LAUNCHERS)) & (device.category < KERNEL)
-            used = set(device.thread[list(sizes)].tolist()) - set(device.thread[starts].tolist())
-            tids = sorted((tid, t) for t in used if isinstance(tid := device.threads[t][1], int))
-            clusters: list[list[int]] = []
-            previous = None
-            for tid, each in tids:
-                if previous is None or tid - previous > 1:
-                    clusters.append([])
-                clusters[-1].append(each)
-                previous = tid
-            members = [{n for row, n in sizes.items() if n and device.thread[row] in c} for c in clusters]
-            fits = [[g for g in mine if known == {len(g.ranks)}] if known else mine for known in members]
-            if len(clusters) == len(mine) and all(own in fit for own, fit in zip(mine, fits, strict=True)):
-                found = list(zip(clusters, mine, strict=True))
-            else:
-                found = [(c, fit[0]) for c, fit in zip(clusters, fits, strict=True) if len(fit) == 1]
-            by_thread = {each: group for cluster, group in found for each in cluster}
-            known_rows = sum(int(device.thread[row]) in by_thread for row in sizes)
-            findings.add("group-by-thread", known_rows)
-            findings.add("group-default", len(sizes) - known_rows)
-            threads |= by_thread
-        return {
-            row: self.of_launcher.get(launch) or threads.get(int(thread[row])) or self.default
+        groups = {
+            row: self.of_launcher.get(launch) or self.of_thread.get(int(thread[row]))
             for row, launch in launch_of.items()
         }
+        mine = [each for each in self.declared.values() if not each.ranks or self.rank in (-1, *each.ranks)]
+        findings.add("group-default", list(groups.values()).count(None) if len(mine) > 1 else 0)
+        return {row: group or self.default for row, group in groups.items()}
 
 
 def declared_groups(

@@ -27,7 +27,7 @@ from chakra_et.convert.graph.timeline import STEP, Timeline, named, on_device, s
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
 from chakra_et.traces.device import DeviceTrace, OperatorInputs
-from chakra_et.traces.device_format import CPU_OP, KERNEL, MEMCPY, RUNTIME, SYNC
+from chakra_et.traces.device_format import ANNOTATION, CPU_OP, KERNEL, MEMCPY, RUNTIME, SYNC
 from chakra_et.traces.fields import as_number
 from chakra_et.traces.host import HostTrace
 
@@ -243,10 +243,14 @@ def with_work_before(
     # Nothing else that a call before the first launch could wait for, but cudaFree, which initializes CUDA.
     earliest = int(np.where(launched, device.start[call], begin).min())
     waits = np.flatnonzero(named(device, SYNCHRONIZES.search) & is_call(device) & (device.end <= earliest))
-    asks = np.flatnonzero(named(device, QUERY.fullmatch) & (device.end <= earliest))
-    spans = [(device.start[row], device.end[row]) for row in waits]
-    spans += [(device.start[asks[0]], device.end[asks[-1]])] if len(asks) > 2 else []
-    waited = [done for since, done in spans if done - since > LONG_NS]
+    spans = [(row, row) for row in waits.tolist()]
+    # And loops of queries.
+    launcher = device.thread[call[launched]][np.argmin(device.start[call[launched]])]
+    calls_and_operators = (device.category < KERNEL) & (device.category != ANNOTATION)
+    own = np.flatnonzero(calls_and_operators & (device.thread == launcher) & (device.end <= earliest))
+    loops = np.flatnonzero(np.diff(named(device, QUERY.fullmatch)[own], prepend=False, append=False))
+    spans += [(own[a], own[b - 1]) for a, b in loops.reshape(-1, 2).tolist() if b - a > 2]
+    waited = [device.end[b] for a, b in spans if device.end[b] - device.start[a] > LONG_NS]
     until[of_row[0]] = max([until[of_row[0]], *waited])
     busy = np.flatnonzero(until > begin)
     if not len(busy):
@@ -255,7 +259,7 @@ def with_work_before(
     columns: dict[str, Any] = {
         name: np.append(column, np.full(count, -1, dtype=column.dtype))
         for name, column in vars(device).items()
-        if isinstance(column, np.ndarray) and name != "forward_backward"
+        if isinstance(column, np.ndarray)
     }
     columns |= {"names": [*device.names, WORK_BEFORE]}
     own = {"name": len(device.names), "category": KERNEL, "start": begin, "end": until[busy]}

@@ -262,23 +262,13 @@ def _threads(device: DeviceTrace, time: Timeline, found: Dependencies) -> None:
 
 
 def _forward_backward(device: DeviceTrace, time: Timeline, found: Dependencies) -> None:
-    """Edges from forward operators to their backward on another thread, by flow or sequence number."""
+    """Edges from forward operators to their backward on another thread, by sequence number."""
     numbered = np.flatnonzero((device.sequence >= 0) & (time.lane >= 0) & (device.category < KERNEL))
-    if len(device.forward_backward):
-        rows = np.flatnonzero((time.lane >= 0) & (device.category < KERNEL))
-        # Of events with the same start: the outermost with a sequence number, or else the outermost.
-        backwards = np.concatenate([rows[::-1], numbered[::-1]])
-        places = zip(device.thread[backwards].tolist(), time.start[backwards].tolist(), strict=True)
-        by_place = dict(zip(places, backwards.tolist(), strict=True))
-        ends = ((by_place.get((f, at)), by_place.get((b, then)))
-                for (f, at), (b, then) in device.forward_backward.tolist())  # fmt: skip
-        pairs = [(source, target) for source, target in ends if source is not None and target is not None]
-    else:
-        is_backward = device.forward_thread[numbered] > 0
-        forward, backward = numbered[~is_backward], numbered[is_backward][::-1]
-        by_number = dict(zip(device.sequence[forward].tolist(), forward.tolist(), strict=True))
-        first = dict(zip(device.sequence[backward].tolist(), backward.tolist(), strict=True))
-        pairs = [(by_number[number], row) for number, row in first.items() if number in by_number]
-    for source, target in pairs:
+    is_backward = device.forward_thread[numbered] > 0
+    forward, backward = numbered[~is_backward], numbered[is_backward][::-1]
+    by_number = dict(zip(device.sequence[forward].tolist(), forward.tolist(), strict=True))
+    first = dict(zip(device.sequence[backward].tolist(), backward.tolist(), strict=True))
+    for number, target in first.items():
+        source = by_number.get(number, target)
         if time.lane[source] != time.lane[target] and time.end[source] <= time.start[target]:
             found.connect(EdgeKind.INTER_THREAD, time, source, target)
