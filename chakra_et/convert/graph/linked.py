@@ -262,9 +262,9 @@ def with_work_before(
         if isinstance(column, np.ndarray)
     }
     columns |= {"names": [*device.names, WORK_BEFORE]}
-    own = {"name": len(device.names), "category": KERNEL, "start": begin, "end": until[busy]}
-    own |= dict(zip(("device", "stream"), np.array(streams)[busy].T, strict=True))
-    for name, values in own.items():
+    filled = {"name": len(device.names), "category": KERNEL, "start": begin, "end": until[busy]}
+    filled |= dict(zip(("device", "stream"), np.array(streams)[busy].T, strict=True))
+    for name, values in filled.items():
         columns[name][rows:] = values
     if device.inputs:
         columns["inputs"] = OperatorInputs(

@@ -267,7 +267,7 @@ def _forward_backward(device: DeviceTrace, time: Timeline, found: Dependencies) 
     is_backward = device.forward_thread[numbered] > 0
     forward, backward = numbered[~is_backward], numbered[is_backward][::-1]
     by_number = dict(zip(device.sequence[forward].tolist(), forward.tolist(), strict=True))
-    first = dict(zip(device.sequence[backward].tolist(), backward.tolist(), strict=True))
+    first: dict[int, int] = dict(zip(device.sequence[backward].tolist(), backward.tolist(), strict=True))
     for number, target in first.items():
         source = by_number.get(number, target)
         if time.lane[source] != time.lane[target] and time.end[source] <= time.start[target]:
