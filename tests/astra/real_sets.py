@@ -262,11 +262,11 @@ def captured(folder: Path, source: str, name: str, ranks: tuple[int, ...] = (), 
     return str(folder / name)
 
 
-def traced(folder: Path, name: str, ranks: int) -> str:
-    """One of the scripts in examples/, run on gloo and converted."""
+def traced(folder: Path, name: str, ranks: int, scripts: str = "examples") -> str:
+    """One of the scripts in this folder, run on gloo and converted."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--master-port", str(free_port()), str(ROOT / "examples" / f"{name}.py")]
+    command += ["--master-port", str(free_port()), str(ROOT / scripts / f"{name}.py")]
     settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run(
         command, cwd=folder, env=os.environ | settings, capture_output=True, timeout=300, check=True
@@ -328,6 +328,9 @@ SETS: dict[str, RealSet] = {
     "DLRM, 4 of 8 ranks filled": RealSet(8, partial(DLRM, ranks=(0, 1, 2, 3)), ("--fill", "--mesh", "dp8")),
     "sampled rank, 7 of 8 filled": RealSet(8, SAMPLED, ("--fill", "--mesh", "dp8")),
     "mi300_resnet, 7 of 8 filled": RealSet(8, RESNET, ("--fill",)),
+    "scatter, gather, reduce, barrier": RealSet(
+        4, partial(traced, name="scatter_gather", ranks=4, scripts="tests/astra")
+    ),
     **{
         f"examples/{name}.py": RealSet(ranks, partial(traced, name=name, ranks=ranks))
         for name, ranks in (
