@@ -262,7 +262,6 @@ class ExecutionTrace:
     - ``metadata``: the ``GlobalMetadata`` as name → int (int64_val; uint64_val for pid, start_ts and
       finish_ts, as in MLCommons' converter), str (string_val), bool or float, and the field ``version``
     - ``has_metadata``: False for a file whose first message is a node
-    - ``unread_fields``: the number of fields that the reader ignored
     """
 
     ids: np.ndarray
@@ -277,7 +276,6 @@ class ExecutionTrace:
     attributes: dict[str, Attribute] = field(default_factory=dict)
     metadata: dict[str, int | str | bool | float] = field(default_factory=dict)
     has_metadata: bool = True
-    unread_fields: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -9,26 +9,8 @@ from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
-from chakra_et.et import wire
+from chakra_et.et import schema, wire
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo
-from chakra_et.et.schema import (
-    ATTR,
-    ATTR_NAME,
-    CTRL_DEPS,
-    DATA_DEPS,
-    DURATION,
-    ID,
-    INPUTS,
-    IO_FIELDS,
-    KIND_OF_KEY,
-    MEMBERS,
-    METADATA_ATTR,
-    NAME,
-    OUTPUTS,
-    START,
-    TYPE,
-    VERSION,
-)
 from chakra_et.et.wire import LENGTH, VARINT, Fields, WireError
 
 # Nodes decoded at a time: enough to amortise numpy's overhead, few enough to need little memory.
@@ -39,14 +21,11 @@ COMPARED = 8
 MOST_ATTRIBUTES = 4096
 # Bits for the field key in a column's number; the bits above hold the number of its name.
 KEY_BITS = 9
-# By field key: whether Node has the field, and whether it is a value of AttributeProto.
-IS_NODE_KEY, IS_VALUE_KEY = np.zeros((2, 1 << KEY_BITS), bool)
-IS_NODE_KEY[[number << 3 | VARINT for number in (ID, TYPE, START, DURATION, CTRL_DEPS, DATA_DEPS)]] = True
-IS_NODE_KEY[[number << 3 | LENGTH for number in (NAME, CTRL_DEPS, DATA_DEPS, INPUTS, OUTPUTS, ATTR)]] = True
-IS_VALUE_KEY[list(KIND_OF_KEY)] = True
+# By field key: whether it is a value of AttributeProto.
+IS_VALUE_KEY = np.zeros(1 << KEY_BITS, bool)
+IS_VALUE_KEY[list(schema.KIND_OF_KEY)] = True
 
-
-# One chunk of nodes: (rows, the texts of each field in IO_FIELDS).
+# One chunk of nodes: (rows, the texts of each field in schema.IO_FIELDS).
 _TensorBlock = tuple[np.ndarray, list[list[bytes]]]
 
 
@@ -96,7 +75,7 @@ class _Column:
 
     def finish(self) -> Attribute:
         values = np.concatenate(self.values)
-        is_text = MEMBERS[self.kind].wire == LENGTH
+        is_text = schema.MEMBERS[self.kind].wire == LENGTH
         return Attribute(
             self.kind, np.concatenate(self.rows), Strings(list(self.table), values) if is_text else values
         )
@@ -109,7 +88,6 @@ class _Attributes:
         self.names = _Interned()
         self.columns: dict[int, _Column] = {}
         self.follows: dict[int, set[int]] = {}
-        self.unread = 0
 
     def add(self, raw: bytes, fields: Fields, first: int) -> None:
         """Add the attribute messages ``fields``; their nodes are numbered from ``first``."""
@@ -117,7 +95,7 @@ class _Attributes:
         owners = fields.message + first
         parts = wire.scan(raw, fields.start, fields.end, owners)
 
-        label = parts.where(ATTR_NAME, LENGTH)
+        label = parts.where(schema.ATTR_NAME, LENGTH)
         start, end = _spans(label, len(owners))
         names = self.names.index(raw, start, end).astype(np.int64)
         if len(self.names) > MOST_ATTRIBUTES:
@@ -134,17 +112,14 @@ class _Attributes:
         for pair in np.unique(keys[together] << 32 | keys[together + 1]).tolist():
             self.follows.setdefault(pair & 0xFFFFFFFF, set()).add(pair >> 32)
 
-        kept = 0
         found = np.flatnonzero(np.bincount(keys)).tolist()
         for key in sorted(found, key=lambda key: int(np.argmax(keys == key))):
             which = np.flatnonzero(keys == key)
             # If a node has an attribute twice, the last one counts.
             which = which[np.append(owners[which[1:]] != owners[which[:-1]], True)]
-            kept += len(which)
-            column = self.columns.setdefault(key, _Column(KIND_OF_KEY[key & (1 << KEY_BITS) - 1]))
+            column = self.columns.setdefault(key, _Column(schema.KIND_OF_KEY[key & (1 << KEY_BITS) - 1]))
             column.rows.append(owners[which])
             column.values.append(_values(raw, column, values.take(which)))
-        self.unread += len(parts.key) - len(label.key) - kept
 
     def finish(self) -> dict[str, Attribute]:
         """The attributes by name, in an order consistent with every node if there is one."""
@@ -165,15 +140,16 @@ def decode(raw: bytes) -> ExecutionTrace:
     """The trace in the bytes of a file. Raises ``WireError`` with the node's index, -1 for the metadata."""
     starts, ends = _messages(raw)
     has_metadata = _starts_with_metadata(raw, starts, ends)
-    metadata, unread = _metadata(raw, starts[:1], ends[:1]) if has_metadata else ({}, 0)
+    metadata = _metadata(raw, starts[:1], ends[:1]) if has_metadata else {}
     starts, ends = starts[int(has_metadata) :], ends[int(has_metadata) :]
     count = len(starts)
 
-    numbers = {number: np.zeros(count, np.uint64) for number in (ID, TYPE, START, DURATION)}
+    columns = (schema.ID, schema.TYPE, schema.START, schema.DURATION)
+    numbers = {number: np.zeros(count, np.uint64) for number in columns}
     names = _Interned()
     name_index = np.zeros(count, np.int32)
-    lists: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {CTRL_DEPS: [], DATA_DEPS: []}
-    tensors: dict[int, list[_TensorBlock]] = {INPUTS: [], OUTPUTS: []}
+    lists: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {schema.CTRL_DEPS: [], schema.DATA_DEPS: []}
+    tensors: dict[int, list[_TensorBlock]] = {schema.INPUTS: [], schema.OUTPUTS: []}
     attributes = _Attributes()
     for first in range(0, count, CHUNK):
         chunk = slice(first, min(first + CHUNK, count))
@@ -182,34 +158,32 @@ def decode(raw: bytes) -> ExecutionTrace:
         for number, column in numbers.items():
             varints = fields.where(number, VARINT)
             column[varints.message + first] = varints.value
-        name_index[chunk] = names.index(raw, *_spans(fields.where(NAME, LENGTH), len(owners)))
+        name_index[chunk] = names.index(raw, *_spans(fields.where(schema.NAME, LENGTH), len(owners)))
         for number, chunks in lists.items():
             chunks.append(_numbers(raw, fields.where(number, VARINT, LENGTH), owners))
         for number, blocks in tensors.items():
-            unread += _tensors(raw, fields.where(number, LENGTH), owners, first, blocks)
-        attributes.add(raw, fields.where(ATTR, LENGTH), first)
-        unread += int((~IS_NODE_KEY.take(fields.key, mode="clip")).sum())
+            _tensors(raw, fields.where(number, LENGTH), owners, first, blocks)
+        attributes.add(raw, fields.where(schema.ATTR, LENGTH), first)
     return ExecutionTrace(
-        ids=numbers[ID],
+        ids=numbers[schema.ID],
         names=Strings(list(names), name_index),
-        types=np.minimum(numbers[TYPE], 255).astype(np.uint8),
-        start_micros=numbers[START],
-        duration_micros=numbers[DURATION],
-        ctrl_deps=_ragged(lists[CTRL_DEPS]),
-        data_deps=_ragged(lists[DATA_DEPS]),
-        inputs=_join_tensors(tensors[INPUTS]),
-        outputs=_join_tensors(tensors[OUTPUTS]),
+        types=np.minimum(numbers[schema.TYPE], 255).astype(np.uint8),
+        start_micros=numbers[schema.START],
+        duration_micros=numbers[schema.DURATION],
+        ctrl_deps=_ragged(lists[schema.CTRL_DEPS]),
+        data_deps=_ragged(lists[schema.DATA_DEPS]),
+        inputs=_join_tensors(tensors[schema.INPUTS]),
+        outputs=_join_tensors(tensors[schema.OUTPUTS]),
         attributes=attributes.finish(),
         metadata=metadata,
         has_metadata=has_metadata,
-        unread_fields=unread + attributes.unread,
     )
 
 
 def _starts_with_metadata(raw: bytes, starts: np.ndarray, ends: np.ndarray) -> bool:
     """Whether the first message is a ``GlobalMetadata``, which has only length-delimited fields 1 and 2."""
     keys = wire.scan(raw, starts[:1], ends[:1], np.array([-1])).key
-    return bool(np.isin(keys, (VERSION << 3 | LENGTH, METADATA_ATTR << 3 | LENGTH)).all())
+    return bool(np.isin(keys, (schema.VERSION << 3 | LENGTH, schema.METADATA_ATTR << 3 | LENGTH)).all())
 
 
 def _messages(raw: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -238,25 +212,21 @@ def _messages(raw: bytes) -> tuple[np.ndarray, np.ndarray]:
     return starts, ends
 
 
-def _metadata(
-    raw: bytes, start: np.ndarray, end: np.ndarray
-) -> tuple[dict[str, int | str | bool | float], int]:
+def _metadata(raw: bytes, start: np.ndarray, end: np.ndarray) -> dict[str, int | str | bool | float]:
     fields = wire.scan(raw, start, end, np.array([-1]))
-    version_start, version_end = _spans(fields.where(VERSION, LENGTH), 1)
+    version_start, version_end = _spans(fields.where(schema.VERSION, LENGTH), 1)
     metadata: dict[str, int | str | bool | float] = {}
     attributes = _Attributes()
-    attributes.add(raw, fields.where(METADATA_ATTR, LENGTH), -1)
+    attributes.add(raw, fields.where(schema.METADATA_ATTR, LENGTH), -1)
     for name, attribute in attributes.finish().items():
         if attribute.kind == "string":
             metadata[name] = attribute.values[0]
         elif attribute.kind == "bool":
             metadata[name] = bool(attribute.values[0])
-        elif isinstance(attribute.values, Strings):
-            attributes.unread += 1
-        else:
+        elif not isinstance(attribute.values, Strings):
             metadata[name] = attribute.values[0].item()
     metadata["version"] = raw[version_start[0] : version_end[0]].decode("utf-8", "replace")
-    return metadata, attributes.unread
+    return metadata
 
 
 def _spans(fields: Fields, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -279,32 +249,31 @@ def _ragged(chunks: list[tuple[np.ndarray, np.ndarray]]) -> Ragged:
     return Ragged(np.cumsum(counts), values)
 
 
-def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks: list[_TensorBlock]) -> int:
-    """Append the IOInfo messages to ``blocks``; returns the number of unknown fields."""
+def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks: list[_TensorBlock]) -> None:
+    """Append the IOInfo messages to ``blocks``."""
     parts = wire.scan(raw, fields.start, fields.end, owners[fields.message])
     rows = np.unique(fields.message)
-    unread = len(parts.key)
     columns: list[list[bytes]] = []
-    for number in IO_FIELDS:
+    for number in schema.IO_FIELDS:
         found = parts.where(number, LENGTH)
-        unread -= len(found.key)
         found.message = fields.message[found.message]
         start, end = _spans(found, len(owners))
         columns.append([raw[a:b] for a, b in zip(start[rows].tolist(), end[rows].tolist(), strict=True)])
     blocks.append((rows + first, columns))
-    return unread
 
 
 def _join_tensors(blocks: list[_TensorBlock]) -> TensorInfo | None:
     if not any(len(rows) for rows, _ in blocks):
         return None
-    texts = [[text for _, columns in blocks for text in columns[number]] for number in range(len(IO_FIELDS))]
+    texts = [
+        [text for _, columns in blocks for text in columns[number]] for number in range(len(schema.IO_FIELDS))
+    ]
     return TensorInfo(np.concatenate([rows for rows, _ in blocks]), *texts)
 
 
 def _values(raw: bytes, column: _Column, fields: Fields) -> np.ndarray:
     """The payloads as values of ``column``: numbers, or indices into its table."""
-    kind = MEMBERS[column.kind]
+    kind = schema.MEMBERS[column.kind]
     if kind.wire == LENGTH:
         return column.table.index(raw, fields.start, fields.end)
     if kind.wire != VARINT:

@@ -12,28 +12,8 @@ from functools import partial
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et import wire
+from chakra_et.et import schema, wire
 from chakra_et.et.columns import Attribute, ByteStrings, ExecutionTrace, Ragged, Strings, TensorInfo, Texts
-from chakra_et.et.schema import (
-    ATTR,
-    ATTR_NAME,
-    CTRL_DEPS,
-    DATA_DEPS,
-    DEFAULT_VERSION,
-    DURATION,
-    ID,
-    INPUTS,
-    IO_FIELDS,
-    MEMBERS,
-    METADATA_ATTR,
-    NAME,
-    OUTPUTS,
-    START,
-    TYPE,
-    UNSIGNED_METADATA,
-    VALUES,
-    VERSION,
-)
 from chakra_et.et.wire import LENGTH, VARINT, Cells, Part
 
 # Nodes encoded at a time: enough to amortise numpy's overhead, few enough to stay in the cache.
@@ -57,14 +37,14 @@ def encode(trace: ExecutionTrace) -> Iterator[memoryview]:
 
 def _columns(trace: ExecutionTrace) -> Iterator[Column]:
     """The fields of the nodes, in the order in which they are written."""
-    yield partial(_number_parts, ID, trace.ids)
-    yield partial(_table_parts, _string_fields(NAME, trace.names.table), trace.names.index)
-    yield partial(_number_parts, TYPE, trace.types)
-    yield partial(_list_parts, CTRL_DEPS, trace.ctrl_deps)
-    yield partial(_list_parts, DATA_DEPS, trace.data_deps)
-    yield partial(_number_parts, START, trace.start_micros)
-    yield partial(_number_parts, DURATION, trace.duration_micros)
-    for number, tensors in ((INPUTS, trace.inputs), (OUTPUTS, trace.outputs)):
+    yield partial(_number_parts, schema.ID, trace.ids)
+    yield partial(_table_parts, _string_fields(schema.NAME, trace.names.table), trace.names.index)
+    yield partial(_number_parts, schema.TYPE, trace.types)
+    yield partial(_list_parts, schema.CTRL_DEPS, trace.ctrl_deps)
+    yield partial(_list_parts, schema.DATA_DEPS, trace.data_deps)
+    yield partial(_number_parts, schema.START, trace.start_micros)
+    yield partial(_number_parts, schema.DURATION, trace.duration_micros)
+    for number, tensors in ((schema.INPUTS, trace.inputs), (schema.OUTPUTS, trace.outputs)):
         if tensors is not None:
             yield _tensor_column(number, tensors)
     for name, attribute in trace.attributes.items():
@@ -72,7 +52,7 @@ def _columns(trace: ExecutionTrace) -> Iterator[Column]:
         if isinstance(values, Strings):
             # Each distinct string is encoded once, and rows share its bytes.
             cells = _utf8_strings(values.table) if kind == "string" else wire.byte_strings(values.table)
-            table = _attribute_fields(ATTR, name, kind, cells)
+            table = _attribute_fields(schema.ATTR, name, kind, cells)
             yield partial(_attribute_parts, name, attribute, table.take(values.index))
         else:
             yield partial(_attribute_parts, name, attribute, values)
@@ -88,15 +68,15 @@ def _messages(rows: int, parts: list[Part]) -> memoryview:
 
 def _metadata_parts(metadata: dict[str, int | str | bool | float]) -> list[Part]:
     values = dict(metadata)
-    version = _text(str(values.pop("version", DEFAULT_VERSION)))
+    version = _text(str(values.pop("version", schema.DEFAULT_VERSION)))
     if not version and not values:
-        version = _text(DEFAULT_VERSION)  # some readers stop at an empty first message
-    parts: list[Part] = [(None, _string_fields(VERSION, [version]))]
+        version = _text(schema.DEFAULT_VERSION)  # some readers stop at an empty first message
+    parts: list[Part] = [(None, _string_fields(schema.VERSION, [version]))]
     for name, value in values.items():
         column: Cells | np.ndarray
         if isinstance(value, bool):
             kind, column = "bool", np.array([value], np.int64)
-        elif isinstance(value, int) and value >= 0 and (name in UNSIGNED_METADATA or value >= 1 << 63):
+        elif isinstance(value, int) and value >= 0 and (name in schema.UNSIGNED_METADATA or value >= 1 << 63):
             kind, column = "uint64", np.array([value], np.uint64)
         elif isinstance(value, int):
             kind, column = "int64", np.array([value], np.int64)
@@ -104,7 +84,7 @@ def _metadata_parts(metadata: dict[str, int | str | bool | float]) -> list[Part]
             kind, column = "double", np.array([value])
         else:
             kind, column = "string", wire.byte_strings([_text(value)])
-        parts.append((None, _attribute_fields(METADATA_ATTR, name, kind, column)))
+        parts.append((None, _attribute_fields(schema.METADATA_ATTR, name, kind, column)))
     return parts
 
 
@@ -125,7 +105,7 @@ def _attribute_parts(
     rows = attribute.rows[low:high] - first
     if isinstance(values, Cells):
         return [(rows, values.take(slice(low, high)))]
-    cells = _attribute_cells(ATTR, name, attribute.kind, values[low:high]) if low < high else []
+    cells = _attribute_cells(schema.ATTR, name, attribute.kind, values[low:high]) if low < high else []
     return [(rows, part) for part in cells]
 
 
@@ -143,7 +123,7 @@ def _list_parts(number: int, lists: Ragged, first: int, last: int) -> list[Part]
 
 def _tensor_column(number: int, tensors: TensorInfo) -> Column:
     texts: list[Column] = []
-    for place, column in zip(IO_FIELDS[1:], (tensors.shapes, tensors.types), strict=True):
+    for place, column in zip(schema.IO_FIELDS[1:], (tensors.shapes, tensors.types), strict=True):
         strings = Texts.of(column)
         texts.append(partial(_table_parts, _string_fields(place, strings.table), strings.codes))
     values = tensors.values
@@ -163,7 +143,7 @@ def _tensor_parts(
         cells = Cells(buffer, values.starts[low:high], values.lengths[low:high].astype(np.int64))
     else:
         cells = _utf8_strings(values[low:high])
-    fields = _filled_strings(VALUES, cells) + [part for column in texts for part in column(low, high)]
+    fields = _filled_strings(schema.VALUES, cells) + [part for column in texts for part in column(low, high)]
     rows = rows[low:high] - first
     head = wire.length_delimited(wire.tag(number, LENGTH), wire.row_lengths(high - low, fields))
     return [(rows, head), *((rows if which is None else rows[which], part) for which, part in fields)]
@@ -192,10 +172,10 @@ def _attribute_cells(number: int, name: str, kind: str, values: Cells | np.ndarr
 
     A suffix ``#kind`` of ``name``, which distinguishes two kinds of one name, is not written.
     """
-    member = MEMBERS[kind]
+    member = schema.MEMBERS[kind]
     prefix = wire.tag(number, LENGTH)
     label = _text(name.removesuffix(f"#{kind}"))
-    head = wire.tag(ATTR_NAME, LENGTH) + wire.bytes_of_varint(len(label)) + label if label else b""
+    head = wire.tag(schema.ATTR_NAME, LENGTH) + wire.bytes_of_varint(len(label)) + label if label else b""
     head += wire.tag(member.number, member.wire)
     if isinstance(values, Cells):
         sizes = wire.varints(values.lengths.astype(np.uint64), head)

@@ -38,7 +38,7 @@ def read(path: str | Path) -> ExecutionTrace:
     """Read an .et file from any writer.
 
     Fields may come in any order. Fields that are not in the schema, and all but the last of duplicate
-    attributes of a node, are ignored and counted in ``unread_fields``. Raises ``TraceError`` with the byte
+    attributes of a node, are ignored. Raises ``TraceError`` with the byte
     offset and the index of the node in the file (from 0) if the bytes are not an execution trace. Reads the
     skeleton of a rank, too.
     """

@@ -17,8 +17,6 @@ FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 LONGEST_VARINT = 10
 # Payload bytes by wire type if fixed. Wire types that proto3 lacks get a size that fits no message.
 SIZE_OF_WIRE = np.array([0, 8, 0, 1 << 62, 1 << 62, 4, 1 << 62, 1 << 62])
-# Below this many messages, one numpy call per field costs more than plain Python.
-FEW = 128
 
 
 class WireError(ValueError):
@@ -230,8 +228,9 @@ def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -
     data = np.frombuffer(raw, np.uint8)
     active = np.flatnonzero(starts < ends)
     position, stop = starts[active], ends[active]
-    steps: list[tuple[np.ndarray, ...]] = []
-    while len(active) > FEW:
+    none = np.zeros(0, np.int64)
+    steps: list[tuple[np.ndarray, ...]] = [(none, none, none, none, np.zeros(0, np.uint64))]
+    while len(active):
         key, start = _read_varints(data, position)
         key = key.view(np.int64)
         wire = key & 7
@@ -254,7 +253,6 @@ def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -
             position = end
         else:
             active, position, stop = active[going_on], end[going_on], stop[going_on]
-    steps.append(_scan_few(raw, active, position, stop, owners))
     return Fields(*(np.concatenate(column) for column in zip(*steps, strict=True)))
 
 
@@ -275,29 +273,6 @@ def _read_varints(data: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, n
             after[index[byte > 1]] = len(data) + 16
         index = index[byte > 0x7F]
     return value, after
-
-
-def _scan_few(
-    raw: bytes, active: np.ndarray, position: np.ndarray, stop: np.ndarray, owners: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """The remaining fields of a few messages, one at a time."""
-    rows: list[tuple[int, int, int, int, int]] = []
-    for message, at, last in zip(active.tolist(), position.tolist(), stop.tolist(), strict=True):
-        while at < last:
-            key, start = read_varint(raw, at, last)
-            wire = key & 7
-            value, end = read_varint(raw, start, last) if wire in (VARINT, LENGTH) else (0, start)
-            if wire == LENGTH:
-                start, end = end, end + value
-            elif wire != VARINT:
-                end = start + FIXED_BYTES.get(wire, last)
-            if key < 8 or end > last:
-                raise WireError("a field does not fit its message", int(owners[message]), at)
-            rows.append((message, key, start, end, value))
-            at = end
-    columns = zip(*rows, strict=True) if rows else ((),) * 5
-    kinds = (np.int64, np.int64, np.int64, np.int64, np.uint64)
-    return tuple(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True))
 
 
 def read_varint(raw: bytes, at: int, stop: int) -> tuple[int, int]:

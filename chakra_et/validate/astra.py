@@ -25,7 +25,6 @@ from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.validate.table import LARGEST_MESSAGE, SIMULATED, Finding, found
 
-GIB_PER_GB = 1e9 / 2**30
 _ROW = re.compile(r"^\s*(\w+)\s*:\s*\[([^\]]*)\]", re.MULTILINE)
 _COLUMN = re.compile(r"^(\w+)\s*:[ \t]*\n((?:[ \t]*-.*\n?)+)", re.MULTILINE)
 _ENTRY = re.compile(r"-[^\n]*")
@@ -85,11 +84,6 @@ def check_run_for_astra(
             yield Finding("astra-network", [], "network.yml can't be read as text")
         return
     yield from _network(network, groups or {}, ranks)
-    is_round = any(re.fullmatch(r"[1-9]\d*(\.0*)?", each) for each in network.get("bandwidth", []))
-    if is_round and not (folder / "expected.json").is_file():
-        # Round numbers are rarely meant in GiB/s; our own bundles are in GiB/s.
-        message = f"network.yml has round bandwidths, in GiB/s: 1 GB/s is {GIB_PER_GB:.4f} GiB/s"
-        yield Finding("astra-bandwidth", [], message)
     system = read_system(folder)
     if system is not None:
         yield from _system(system, len(network.get("npus_count") or network.get("topology") or ()))

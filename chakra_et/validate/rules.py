@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from chakra_et.et.columns import ByteStrings, CollectiveType, NodeType, Strings, Texts
+from chakra_et.et.columns import CollectiveType, NodeType, Strings
 from chakra_et.et.edges import Edges, find_cycle, forward_position, repeated
 from chakra_et.validate.table import ALL_RANKS, INTEGER, SIMULATED, TEXT_GROUP, File, Finding, found
 
@@ -30,7 +30,7 @@ def check_file(file: File) -> Iterator[Finding]:
         )
     if not len(file.trace):
         yield Finding("no-nodes", [], "the file has no nodes: convert the trace again")
-    for rule in (_ids, _dependencies, _order, _types, _kinds, _text, _communication, _group_names, _times):
+    for rule in (_ids, _dependencies, _order, _types, _kinds, _communication, _group_names, _times):
         yield from rule(file)
 
 
@@ -58,10 +58,6 @@ def _dependencies(file: File) -> Iterator[Finding]:
     itself = edges.parent == edges.child
     if itself.any():
         yield Finding("self-dependency", np.unique(edges.child[itself]), "depends on itself")
-    rooted = np.ones(len(trace), bool)
-    rooted[edges.child] = False
-    if len(trace) and not rooted.any():
-        yield Finding("no-root", [], "every node depends on another node: none can run first")
 
 
 def _order(file: File) -> Iterator[Finding]:
@@ -98,48 +94,6 @@ def _kinds(file: File) -> Iterator[Finding]:
                 zero = not isinstance(column.values, Strings) and not column.values.any()
                 message = f"has {name} as {column.kind}_val: write it as {kind}_val"
                 yield Finding("attribute-kind-zero" if zero else "attribute-kind", column.rows, message)
-    if file.trace.unread_fields:
-        message = f"{file.trace.unread_fields} fields are unknown or duplicate and were ignored"
-        yield Finding("unknown-field", [], message)
-
-
-def _text(file: File) -> Iterator[Finding]:
-    trace = file.trace
-    columns = [("name", np.arange(len(trace)), trace.names)]
-    for name, attribute in trace.attributes.items():
-        if attribute.kind == "string" and isinstance(attribute.values, Strings):
-            columns.append((f"attribute {name}", attribute.rows, attribute.values))
-    for what, rows, strings in columns:
-        bad = [at for at, text in enumerate(strings.table) if not _is_utf8(text)]
-        hit = rows[np.isin(strings.index, bad)] if bad else rows[:0]
-        if len(hit):
-            yield Finding("text-encoding", hit, f"its {what} is not valid UTF-8")
-    for what, tensors in (("inputs", trace.inputs), ("outputs", trace.outputs)):
-        bad_rows: set[int] = set()
-        if tensors is not None:
-            for column in (tensors.values, tensors.shapes, tensors.types):
-                bad = (
-                    [] if _all_utf8(column) else [at for at, text in enumerate(column) if not _is_utf8(text)]
-                )
-                bad_rows |= set(tensors.rows[bad].tolist())
-        if bad_rows:
-            yield Finding("text-encoding", sorted(bad_rows), f"its {what} are not valid UTF-8")
-
-
-def _all_utf8(column: Sequence[bytes]) -> bool:
-    """Whether all texts are valid; False may also be due to others in the same buffer."""
-    if isinstance(column, ByteStrings):
-        return column.is_utf8()
-    # No character spans a zero byte: if the joined text is valid, so is each part.
-    return _is_utf8(b"\0".join(column.table if isinstance(column, Texts) else column))
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _communication(file: File) -> Iterator[Finding]:

@@ -511,5 +511,4 @@ def test_validate_for_astra_sim_reads_the_bundle(
     assert main(["validate", str(folder / "run"), "--for", "astra-sim", "--strict"]) == 1
     said = capsys.readouterr().out
     assert "several groups of fewer than all ranks on one dimension" in said
-    assert "[astra-bandwidth]" in said
     assert main(["validate", str(folder / "run")]) == 0

@@ -40,7 +40,6 @@ def test_valid_run(tmp_path: Path) -> None:
         ("astra-network", {"npus_count": "[8]"}, {}, GROUPS),
         ("astra-network", {"latency": "[500.0, 500.0]"}, {}, GROUPS),
         ("astra-network", {"bandwidth": "[-0.5]"}, {}, GROUPS),
-        ("astra-bandwidth", {"bandwidth": "[50]"}, {}, GROUPS),
         ("astra-network", {}, {}, {"1": [0, 1], "2": [2, 3]}),
         ("astra-network", {"topology": "[Ring]", "npus_count": "[2]"}, {}, GROUPS),
         ("astra-system", {}, {"preferred-dataset-splits": 0}, GROUPS),
