@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -300,12 +300,12 @@ class ExecutionTrace:
         value = self.metadata.get(name)
         return value if isinstance(value, str) else ""
 
-    def communication(self) -> ExecutionTrace:
-        """A trace of the communication nodes only, without dependencies and tensors."""
-        rows = np.flatnonzero(self.types >= NodeType.COMM_SEND)
+    def of_rows(self, rows: np.ndarray) -> ExecutionTrace:
+        """The nodes ``rows`` (int64[M]), in that order and as often as named, without dependencies."""
+        nothing = Ragged(np.zeros(len(rows) + 1, np.int64), np.zeros(0, np.uint64))
         attributes = {name: attribute.of_rows(rows) for name, attribute in self.attributes.items()}
-        nothing = Ragged(np.zeros(len(rows) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64))
-        return ExecutionTrace(
+        return replace(
+            self,
             ids=self.ids[rows],
             names=Strings(self.names.table, self.names.index[rows]),
             types=self.types[rows],
@@ -313,6 +313,12 @@ class ExecutionTrace:
             duration_micros=self.duration_micros[rows],
             data_deps=nothing,
             ctrl_deps=nothing,
+            inputs=self.inputs and self.inputs.of_rows(rows),
+            outputs=self.outputs and self.outputs.of_rows(rows),
             attributes={name: taken for name, taken in attributes.items() if len(taken.rows)},
-            metadata=self.metadata,
         )
+
+    def communication(self) -> ExecutionTrace:
+        """A trace of the communication nodes only, without dependencies and tensors."""
+        bare = replace(self, inputs=None, outputs=None)
+        return bare.of_rows(np.flatnonzero(self.types >= NodeType.COMM_SEND))

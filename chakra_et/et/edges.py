@@ -18,13 +18,12 @@ class Edges:
     """All E dependencies, data before ctrl.
 
     ``child`` int64[E]: rows; ``parent`` int64[E]: rows, -1 if no node has the id; ``dependency`` uint64[E]:
-    the id in the file; ``is_ctrl`` bool[E].
+    the id in the file.
     """
 
     child: np.ndarray
     parent: np.ndarray
     dependency: np.ndarray
-    is_ctrl: np.ndarray
 
 
 def edges_of(trace: ExecutionTrace) -> Edges:
@@ -37,7 +36,6 @@ def edges_of(trace: ExecutionTrace) -> Edges:
         child=np.concatenate(children),
         parent=rows_of(trace.ids, dependency),
         dependency=dependency,
-        is_ctrl=np.arange(len(dependency)) >= len(trace.data_deps.values),
     )
 
 

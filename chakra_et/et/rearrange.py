@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chakra_et.et import node_attributes as attributes
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged
 from chakra_et.et.edges import edges_of
 
 
@@ -22,24 +22,10 @@ def take_rows(
     ``data_deps``: all their dependencies, as new ids. They lack the attributes ``without``, and dep_kinds,
     which would be of other dependencies.
     """
-    kept = {
-        name: taken
-        for name, attribute in trace.attributes.items()
-        if name not in ("dep_kinds", *without) and len((taken := attribute.of_rows(rows)).rows)
-    }
-    return dataclasses.replace(
-        trace,
-        ids=np.arange(1, len(rows) + 1, dtype=np.uint64),
-        names=Strings(trace.names.table, trace.names.index[rows]),
-        types=trace.types[rows],
-        start_micros=trace.start_micros[rows],
-        duration_micros=trace.duration_micros[rows],
-        data_deps=data_deps,
-        ctrl_deps=Ragged(np.zeros(len(rows) + 1, np.int64), np.zeros(0, np.uint64)),
-        inputs=trace.inputs and trace.inputs.of_rows(rows),
-        outputs=trace.outputs and trace.outputs.of_rows(rows),
-        attributes=kept,
-    )
+    made = trace.of_rows(rows)
+    for name in ("dep_kinds", *without):
+        made.attributes.pop(name, None)
+    return dataclasses.replace(made, ids=np.arange(1, len(rows) + 1, dtype=np.uint64), data_deps=data_deps)
 
 
 def select(trace: ExecutionTrace, keep: np.ndarray, chains: np.ndarray) -> ExecutionTrace:

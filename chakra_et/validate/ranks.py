@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.et.node_attributes import splits
+from chakra_et.et.node_attributes import has, splits
 from chakra_et.validate.table import ALL_RANKS, UNEVEN, File, Finding
 
 RankFinding = tuple[int | None, Finding]
@@ -162,9 +162,9 @@ def _check_messages(files: Mapping[int, File], world: int) -> Iterator[RankFindi
     tables = []
     for rank, file in files.items():
         for kind, peer, sign in ((NodeType.COMM_SEND, "comm_dst", 1), (NodeType.COMM_RECV, "comm_src", -1)):
-            whole = file.has(peer) & file.has("comm_tag") & file.has("comm_size")
+            whole = has(file.trace, peer) & has(file.trace, "comm_tag") & has(file.trace, "comm_size")
             rows = np.flatnonzero(file.of_type(kind) & whole)
-            peers = file.integer(peer, -1)[rows]
+            peers = file.trace.column(peer, -1)[rows]
             wrong = (peers < 0) | (peers >= world) | (peers == rank)
             if wrong.any():
                 number = peers[np.argmax(wrong)]
@@ -172,7 +172,7 @@ def _check_messages(files: Mapping[int, File], world: int) -> Iterator[RankFindi
                 yield rank, Finding("p2p-rank", rows[wrong], message)
             keep = np.isin(peers, list(files)) & (peers != rank)
             rows, peers = rows[keep], peers[keep]
-            own, tag = np.full(len(rows), rank), file.integer("comm_tag", 0)[rows]
+            own, tag = np.full(len(rows), rank), file.trace.column("comm_tag")[rows]
             ends = (own, peers) if sign > 0 else (peers, own)
             columns = (*ends, tag, file.size[rows], np.full(len(rows), sign), own, rows)
             tables.append(np.stack(columns, axis=1))
@@ -197,9 +197,4 @@ def _unmatched(files: Mapping[int, File], table: np.ndarray) -> Iterator[RankFin
             verb, back = ("sends to", "receive") if sign > 0 else ("receives from", "send")
             name = files[peer].name
             message = f"{verb} rank {peer} with tag {tag} and {size} bytes: {name} has no matching {back}"
-            near = unmatched[(unmatched[:, 5] == peer) & (unmatched[:, 4] == -sign)]
-            near = near[(near[:, 0] == source) & (near[:, 1] == target)]
-            if len(near):
-                node = files[peer].trace.ids[near[0, 6]]
-                message += f"; its node {node} has tag {near[0, 2]} and {near[0, 3]} bytes"
             yield rank, Finding("p2p-unmatched", np.sort(mine[:, 6]), message)

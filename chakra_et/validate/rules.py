@@ -8,6 +8,7 @@ import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType, Strings
 from chakra_et.et.edges import Edges, find_cycle, forward_position, repeated
+from chakra_et.et.node_attributes import has, texts
 from chakra_et.validate.table import ALL_RANKS, INTEGER, SIMULATED, TEXT_GROUP, File, Finding, found
 
 # Attributes that the feeders read, and the kind of value that they expect.
@@ -64,7 +65,7 @@ def _order(file: File) -> Iterator[Finding]:
     trace, edges = file.trace, file.edges
     other = edges.parent != edges.child
     if not other.all():  # reported by _dependencies; the other edges may still form a cycle
-        edges = Edges(edges.child[other], edges.parent[other], edges.dependency[other], edges.is_ctrl[other])
+        edges = Edges(edges.child[other], edges.parent[other], edges.dependency[other])
     if forward_position(trace, edges) is None:
         cycle = find_cycle(len(trace), edges)
         named = [str(trace.ids[row]) for row in cycle[:8]] + (["…"] if len(cycle) > 8 else [])
@@ -83,23 +84,24 @@ def _types(file: File) -> Iterator[Finding]:
     message = f"has type {{}}: types are {NodeType.METADATA:d} to 7"
     yield from found("node-type", ~known, message, types)
     yield from found("metadata-node", types == NodeType.METADATA, "is a METADATA node: leave it out")
-    unsized = file.of_type(NodeType.MEM_LOAD, NodeType.MEM_STORE) & ~file.has("tensor_size")
+    unsized = file.of_type(NodeType.MEM_LOAD, NodeType.MEM_STORE) & ~has(file.trace, "tensor_size")
     yield from found("tensor-size-missing", unsized, "is a memory node without tensor_size")
 
 
 def _kinds(file: File) -> Iterator[Finding]:
-    for name, kind in FEEDER_KINDS.items():
-        for column in file.columns(name):
-            if column.kind != kind and len(column.rows):
-                zero = not isinstance(column.values, Strings) and not column.values.any()
-                message = f"has {name} as {column.kind}_val: write it as {kind}_val"
-                yield Finding("attribute-kind-zero" if zero else "attribute-kind", column.rows, message)
+    for name, column in file.trace.attributes.items():
+        name = name.partition("#")[0]  # a second kind of value
+        kind = FEEDER_KINDS.get(name, column.kind)
+        if column.kind != kind and len(column.rows):
+            zero = not isinstance(column.values, Strings) and not column.values.any()
+            message = f"has {name} as {column.kind}_val: write it as {kind}_val"
+            yield Finding("attribute-kind-zero" if zero else "attribute-kind", column.rows, message)
 
 
 def _communication(file: File) -> Iterator[Finding]:
     communicates, kind, size = file.communicates, file.collective, file.size
-    is_collective, has_type = file.of_type(NodeType.COMM_COLL), file.has("comm_type")
-    has_size, has_tag = file.has("comm_size"), file.has("comm_tag")
+    is_collective, has_type = file.of_type(NodeType.COMM_COLL), has(file.trace, "comm_type")
+    has_size, has_tag = has(file.trace, "comm_size"), has(file.trace, "comm_tag")
     yield from found("comm-type-missing", is_collective & ~has_type, "is a collective without comm_type")
     yield from found("comm-size-missing", communicates & ~has_size, "communicates without comm_size")
     unknown = is_collective & has_type & ~np.isin(kind, list(CollectiveType))
@@ -117,27 +119,22 @@ def _communication(file: File) -> Iterator[Finding]:
     small = (kind == CollectiveType.ALL_GATHER) & (size > 0) & (size < file.dataset_splits)
     message = f"gathers {{}} bytes, fewer than preferred-dataset-splits ({file.dataset_splits}): it hangs"
     yield from found("all-gather-small", small, message, size)
-    on_cpu = communicates & (file.integer("is_cpu_op", 0) != 0)
+    on_cpu = communicates & (file.trace.column("is_cpu_op") != 0)
     yield from found("comm-on-cpu", on_cpu, "is a communication node with is_cpu_op=true: write false")
     for sent, peer in ((NodeType.COMM_SEND, "comm_dst"), (NodeType.COMM_RECV, "comm_src")):
-        lacking = file.of_type(sent) & ~(file.has(peer) & has_tag)
+        lacking = file.of_type(sent) & ~(has(file.trace, peer) & has_tag)
         yield from found("comm-peer-missing", lacking, f"is a {sent.name} without {peer} and comm_tag")
 
 
 def _group_names(file: File) -> Iterator[Finding]:
     group, groups, communicates = file.group_of, file.comm_groups, file.communicates
-    named = file.trace.attributes.get("pg_name")
-    if named is not None and isinstance(named.values, Strings):
-        rows = named.rows[communicates[named.rows] & (group[named.rows] == TEXT_GROUP)]
-        if len(rows):
-            name = named.values[int(np.searchsorted(named.rows, rows[0]))]
-            message = f"has pg_name {name[:40]!r}: write the integer id of a group, 1 or more"
-            yield Finding("pg-name-text", rows, message)
-        zero = [at for at, text in enumerate(named.values.table) if text == b"0"]
-        rows = named.rows[communicates[named.rows] & np.isin(named.values.index, zero)]
-        if len(rows):
-            message = "has pg_name '0', which means all ranks, whatever the group was"
-            yield Finding("pg-name-zero", rows, message)
+    table, index = texts(file.trace, "pg_name")
+    text = np.flatnonzero(communicates & (group == TEXT_GROUP))
+    if len(text):
+        message = f"has pg_name {table[index[text[0]]][:40]!r}: write the integer id of a group, 1 or more"
+        yield Finding("pg-name-text", text, message)
+    zero = communicates & np.array([*(name == "0" for name in table), False])[index]
+    yield from found("pg-name-zero", zero, "has pg_name '0', which means all ranks, whatever the group was")
     if file.trace.metadata.get("world_size") == 1:
         alone = communicates & (group == ALL_RANKS)
         yield from found("group-one-member", alone, "communicates with all ranks of a run of one rank")
@@ -148,7 +145,7 @@ def _group_names(file: File) -> Iterator[Finding]:
             yield Finding("comm-groups-missing", [], message)
         return
     for name, ranks in groups.items():
-        if not INTEGER.fullmatch(name.encode()) or len(set(ranks)) < len(ranks) or min(ranks, default=-1) < 0:
+        if not INTEGER.fullmatch(name) or len(set(ranks)) < len(ranks) or min(ranks, default=-1) < 0:
             message = (
                 f"group {name[:40]!r} in the comm-group file: ids are integers from 1 on, ranks are distinct"
             )

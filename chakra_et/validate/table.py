@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Strings
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.edges import Edges, edges_of
+from chakra_et.et.node_attributes import communicates, texts
 
 # Rule → severity, with what a simulator makes of it.
 RULES = {
@@ -90,7 +91,7 @@ DATASET_SPLITS = 4
 """ASTRA-sim's ``preferred-dataset-splits`` where no system.json says another number."""
 LARGEST_MESSAGE = (1 << 31) - 1
 """Bytes of a message in ASTRA-sim, of which a collective has one for each member."""
-INTEGER = re.compile(rb"[1-9][0-9]{0,8}")
+INTEGER = re.compile(r"[1-9][0-9]{0,8}")
 TEXT_GROUP, ALL_RANKS = -1, 0
 
 
@@ -130,49 +131,25 @@ class File:
     def of_type(self, *types: NodeType) -> np.ndarray:
         return np.isin(self.trace.types, types)
 
-    def columns(self, name: str) -> list[Attribute]:
-        """The columns of an attribute: one for each kind of value that it has in the file."""
-        attributes = self.trace.attributes.items()
-        return [column for key, column in attributes if key == name or key.startswith(f"{name}#")]
-
-    def has(self, name: str) -> np.ndarray:
-        """bool[N]: which nodes have the attribute."""
-        present = np.zeros(len(self.trace), bool)
-        for column in self.columns(name):
-            present[column.rows] = True
-        return present
-
-    def integer(self, name: str, default: int) -> np.ndarray:
-        """The attribute as int64[N], for any integer kind; ``default`` where a node lacks it."""
-        dense = np.full(len(self.trace), default, np.int64)
-        for column in self.columns(name):
-            if not isinstance(column.values, Strings) and column.values.dtype.kind in "iu":
-                dense[column.rows] = column.values.astype(np.int64)
-        return dense
-
     @cached_property
     def communicates(self) -> np.ndarray:
-        return self.of_type(NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
+        return communicates(self.trace)
 
     @cached_property
     def size(self) -> np.ndarray:
-        return self.integer("comm_size", 0)
+        return self.trace.column("comm_size")
 
     @cached_property
     def collective(self) -> np.ndarray:
         """int64[N]: ``comm_type`` of collectives, -1 for all other nodes and where it is missing."""
-        return np.where(self.of_type(NodeType.COMM_COLL), self.integer("comm_type", -1), -1)
+        return np.where(self.of_type(NodeType.COMM_COLL), self.trace.column("comm_type", -1), -1)
 
     @cached_property
     def group_of(self) -> np.ndarray:
         """int64[N]: the group of each node: ``ALL_RANKS``, a positive id, or ``TEXT_GROUP``."""
-        groups = np.full(len(self.trace), ALL_RANKS)
-        for column in self.columns("pg_name"):
-            groups[column.rows] = TEXT_GROUP
-            if isinstance(column.values, Strings):
-                numbers = [
-                    int(text) if INTEGER.fullmatch(text) else ALL_RANKS if text in (b"", b"0") else TEXT_GROUP
-                    for text in column.values.table
-                ]
-                groups[column.rows] = np.array(numbers, np.int64)[column.values.index]
-        return groups
+        table, index = texts(self.trace, "pg_name")
+        numbers = [
+            int(text) if INTEGER.fullmatch(text) else ALL_RANKS if text in ("", "0") else TEXT_GROUP
+            for text in table
+        ]
+        return np.array([*numbers, ALL_RANKS], np.int64)[index]

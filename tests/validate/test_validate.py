@@ -106,7 +106,6 @@ SINGLE: list[tuple[str, Callable[[ExecutionTrace], object], int | None, str]] = 
             ("pg_name", "int64"),
         ]
     ),
-    ("attribute-kind", two_kinds, 4, "has comm_type as int32_val"),
     ("attribute-kind", lambda t: t.attributes.update(comm_priority=t.attributes["rf_id"]), 1, "as int64_val"),
     ("attribute-kind", lambda t: t.attributes.update(num_ops=t.attributes["comm_dst"]), 5, "as int32_val"),
     ("attribute-kind-zero", zero_of_other_kind, 1, "has is_cpu_op as int32_val"),
@@ -180,6 +179,12 @@ def test_comm_group_mismatch_is_reported(rule: str, groups: dict | None, node: i
     (problem,) = check(good(), groups)
     assert (problem.rule, problem.node) == (rule, node)
     assert text in problem.message
+
+
+def test_a_second_kind_of_value_is_reported() -> None:
+    trace = good()
+    two_kinds(trace)
+    assert "has comm_type as int32_val: write it as int64_val" in {p.message for p in check(trace, GROUPS)}
 
 
 def test_a_file_in_which_no_node_can_run_first_has_a_cycle() -> None:

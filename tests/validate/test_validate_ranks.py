@@ -136,8 +136,8 @@ def test_mismatched_send_and_receive_are_reported_on_both_sides(name: str, value
         ("p2p-unmatched", "NAME.0.et", 5),
         ("p2p-unmatched", "NAME.1.et", 6),
     ]
-    assert "NAME.1.et has no matching receive; its node 6 has tag 3 and 8 bytes" in problems[0].message
-    assert "NAME.0.et has no matching send; its node 5 has" in problems[1].message
+    assert "NAME.1.et has no matching receive" in problems[0].message
+    assert "NAME.0.et has no matching send" in problems[1].message
 
 
 def test_messages_are_matched_as_multisets() -> None:
