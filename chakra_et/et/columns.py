@@ -284,10 +284,9 @@ class ExecutionTrace:
         """Integer attribute ``name`` as int64[N], ``default`` for nodes without it."""
         dense = np.full(len(self), default, dtype=np.int64)
         attribute = self.attributes.get(name)
-        if attribute is None or isinstance(attribute.values, Strings):
-            return dense
-        if attribute.values.dtype.kind in "iu":
-            dense[attribute.rows] = attribute.values
+        values = None if attribute is None else attribute.values
+        if attribute and isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+            dense[attribute.rows] = values
         return dense
 
     def metadata_int(self, name: str) -> int | None:

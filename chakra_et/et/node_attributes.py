@@ -140,30 +140,21 @@ def without(trace: ExecutionTrace, names: Sequence[str], rows: np.ndarray) -> Ex
     return trace
 
 
-def without_tensors(trace: ExecutionTrace, rows: Sequence[int]) -> ExecutionTrace:
-    """The trace whose nodes ``rows`` have no recorded inputs and outputs."""
-    return dataclasses.replace(trace, inputs=_kept(trace.inputs, rows), outputs=_kept(trace.outputs, rows))
-
-
-def _kept(tensors: TensorInfo | None, rows: Sequence[int]) -> TensorInfo | None:
-    if tensors is None or not np.isin(tensors.rows, list(rows)).any():
-        return tensors
-    kept = np.flatnonzero(~np.isin(tensors.rows, list(rows)))
-    return tensors.take(kept, tensors.rows[kept])
-
-
 def renamed(trace: ExecutionTrace, names: Mapping[int, str]) -> ExecutionTrace:
-    """The trace whose nodes have other ``names`` (by row)."""
-    table = list(trace.names.table)
-    place = {text: at for at, text in enumerate(table)}
+    """The trace whose nodes have other ``names`` (by row), and none of the recorded inputs and outputs."""
+    place = {text: at for at, text in enumerate(trace.names.table)}
     index = trace.names.index.copy()
     for row, name in names.items():
-        text = name.encode()
-        if text not in place:
-            place[text] = len(table)
-            table.append(text)
-        index[row] = place[text]
-    return dataclasses.replace(trace, names=Strings(table, index))
+        index[row] = place.setdefault(name.encode(), len(place))
+
+    def others(tensors: TensorInfo | None) -> TensorInfo | None:
+        if tensors is None:
+            return None
+        kept = np.flatnonzero(~np.isin(tensors.rows, list(names)))
+        return tensors.take(kept, tensors.rows[kept])
+
+    inputs, outputs = others(trace.inputs), others(trace.outputs)
+    return dataclasses.replace(trace, names=Strings(list(place), index), inputs=inputs, outputs=outputs)
 
 
 def lasting(trace: ExecutionTrace, micros: Mapping[int, float]) -> ExecutionTrace:

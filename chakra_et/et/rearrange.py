@@ -142,10 +142,7 @@ def insert(trace: ExecutionTrace, removed: np.ndarray, new: Sequence[New]) -> Ex
     made = arrange(trace, np.array(rows), (source[kept], target[kept]), more, unchained, copies)
     made = attributes.lasting(made, {place[node]: node.micros for node in new})
     names = {place[node]: node.name for node in new if node.name is not None}
-    made = attributes.without_tensors(
-        attributes.without(made, _OF_OPERATORS, _rows(made, names)), list(names)
-    )
-    made = attributes.renamed(made, names)
+    made = attributes.renamed(attributes.without(made, _OF_OPERATORS, _rows(made, names)), names)
     inside = {place[node]: place[node.parent] + 1 for node in new if node.parent is not None}
     made = attributes.with_integers(made, "parent", inside)
     for name in sorted({name for node in new for name in node.texts}):
