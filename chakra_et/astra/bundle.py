@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,8 @@ from chakra_et.simulate.timing import Timing
 from chakra_et.validate.astra import check_sizes
 from chakra_et.validate.check import check, check_together
 
+Traces = Mapping[int, ExecutionTrace]
+"""By rank; ranks whose files are links to one have one trace."""
 EXPECTED_FILE = "expected.json"
 PLANNED_PERCENT = 3.0
 """How far a planned set's bundle on the plan's network may be from the planned step."""
@@ -84,60 +86,35 @@ def write_bundle(
 
 def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[str]:
     name, groups, count = ranks.set.name, ranks.set.groups, len(ranks.set.files)
-    run = RunFiles(scratch, name)
     several = sum(1 < len(members) < count for members in groups.values()) > 1
     simulated = simulated_dimensions(topology, several)
-    changes: Counter[str] = Counter()
-    contents: list[tuple[Path, list[int], ExecutionTrace | None]] = []
-    talk: dict[int, ExecutionTrace] = {}
-    nodes = 0
-    for path, members in ranks.set.contents():
-        trace = et_file.read(path)
-        nodes += len(trace) * len(members)
-        contents.append((path, members, trace if nodes <= LARGEST_REPLAY else None))
-        talk |= dict.fromkeys(members, with_metadata(trace.communication(), rank=None, world_size=count))
-    talk = dict(sorted(talk.items()))
-    larger = larger_sizes(talk, groups)
+    traces, changed = _prepared(ranks, keep)
     if topology.effective:
-        simulated = with_shorter_messages(talk, groups, simulated)
-    whole: dict[int, ExecutionTrace] = {}
-    nodes, lost, all_modelled = 0, 0, True
-    for members, trace, cut in _prepared(ranks, contents, larger, keep, changes):
-        if topology.effective:
-            trace = effective_sizes(trace, members[0], groups, simulated)
-        lost += cut * len(members)
-        nodes += len(trace) * len(members)
-        all_modelled &= _modelled(trace)
-        talk |= dict.fromkeys(members, trace.communication())
-        if nodes <= LARGEST_REPLAY:
-            whole |= dict.fromkeys(members, trace)
-        et_file.write(run.et_file(members[0]), trace)
-        for member in members[1:]:
-            os.link(run.et_file(members[0]), run.et_file(member))
-    talk = dict(sorted(talk.items()))
+        simulated = with_shorter_messages(traces, groups, simulated)
+        traces = _each(traces, lambda trace, rank: effective_sizes(trace, rank, groups, simulated))
+    talk = _each(traces, lambda trace, _: trace.communication())
     _refuse(name, check_together(talk, groups, {rank: f"rank {rank}" for rank in talk}))
     notes = [*simulated.notes, *_notes(simulated, groups, talk)]
     answer: Expected = {"measured": {}, "simulated": {}}
-    changed = list(ranks.steps)
-    if len(whole) == count:
-        whole = dict(sorted(whole.items()))
-        changed += _ordered(run, whole, groups)
+    all_modelled = all(map(_modelled, traces.values()))
+    large = sum(map(len, traces.values())) > LARGEST_REPLAY
+    if large:
+        notes.append(
+            f"more than {LARGEST_REPLAY:,} nodes: groups that overlap have no order of collectives, "
+            "and expected.json has no times"
+        )
     else:
-        notes.append(f"more than {LARGEST_REPLAY:,} nodes: groups that overlap have no order of collectives")
+        traces, added = _ordered(traces, groups)
+        changed = [*added, *changed]
     if all_modelled:
         notes.append("the compute nodes have no durations, so that expected.json has no times")
-    elif len(whole) < count:
-        notes.append(f"more than {LARGEST_REPLAY:,} nodes: expected.json has no times")
-    else:
-        answer = expected(whole, groups, simulated)
+    elif not large:
+        answer = expected(traces, groups, simulated)
         notes += _planned(talk, answer, simulated)
-    if lost:
-        changed.append(
-            f"{lost:,} messages to and from absent ranks run as compute, for their recorded durations"
-        )
-    changed += sentences(changes)
+    changed = [*ranks.steps, *changed]
     times = [time for time in answer["simulated"].values() if time is not None]
-    write_json(run.groups_file, groups)
+    _write(RunFiles(scratch, name), traces)
+    write_json(scratch / f"{name}_comm_groups.json", groups)
     write_text(scratch / "network.yml", bundle_texts.network_yml(simulated))
     write_json(scratch / "system.json", bundle_texts.system_json(simulated, all_modelled))
     run_sh = bundle_texts.RUN.replace("@NAME@", name).replace("@RANKS@", str(count))
@@ -150,32 +127,51 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     return [*changed, *notes]
 
 
-def _prepared(
-    ranks: Ranks,
-    contents: list[tuple[Path, list[int], ExecutionTrace | None]],
-    larger: Mapping[int, Mapping[int, int]],
-    keep: Keep,
-    changes: Counter[str],
-) -> Iterator[tuple[list[int], ExecutionTrace, int]]:
-    """Each different file of ``contents``, which is emptied: prepared and checked, with the ranks that have
-    it before and the number of messages to absent ranks after it. ``larger``: ``larger_sizes`` of the set."""
-    count = len(ranks.set.files)
-    while contents:
-        path, members, read = contents.pop(0)
-        trace, cut = read or et_file.read(path), 0
+def _each(traces: Traces, change: Callable[[ExecutionTrace, int], ExecutionTrace]) -> Traces:
+    """The traces as ``change`` makes them, by each different one and the first rank that has it."""
+    made: dict[int, ExecutionTrace] = {}
+    for rank, trace in traces.items():
+        if id(trace) not in made:
+            made[id(trace)] = change(trace, rank)
+    return {rank: made[id(trace)] for rank, trace in traces.items()}
+
+
+def _prepared(ranks: Ranks, keep: Keep) -> tuple[Traces, list[str]]:
+    """The traces by rank, as ASTRA-sim runs them, and sentences on what was changed."""
+    groups, count = ranks.set.groups, len(ranks.set.files)
+    contents, lost, changes = ranks.set.contents(), 0, Counter[str]()
+    read: dict[int, ExecutionTrace] = {}
+    for path, members in contents:
+        trace, cut = et_file.read(path), 0
         if ranks.captured is not None:
             trace, cut = trimmed(trace, ranks.captured)
+        lost += cut * len(members)
+        trace = with_metadata(trace, rank=None if len(members) > 1 else members[0], world_size=count)
+        read |= dict.fromkeys(members, trace)
+    larger = larger_sizes(_each(dict(sorted(read.items())), lambda trace, _: trace.communication()), groups)
+    traces: dict[int, ExecutionTrace] = {}
+    for path, members in contents:
         try:
-            trace, counts = prepared(trace, ranks.set.groups, count, keep, larger.get(members[0], {}))
+            trace, counts = prepared(read[members[0]], groups, count, keep, larger.get(members[0], {}))
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
-        for key, changed in counts.items():
-            changes[key] += changed * len(members)
-        trace = with_metadata(trace, rank=None if len(members) > 1 else members[0], world_size=count)
-        _refuse(ranks.set.name, check(trace, ranks.set.groups, str(path), bundle_texts.DATASET_SPLITS))
-        for large in check_sizes(trace, ranks.set.groups, count):
+        changes.update({key: changed * len(members) for key, changed in counts.items()})
+        _refuse(ranks.set.name, check(trace, groups, str(path), bundle_texts.DATASET_SPLITS))
+        for large in check_sizes(trace, groups, count):
             raise TraceError(f"{path}: node {trace.ids[large.rows[0]]} {large.message}")
-        yield members, trace, cut
+        traces |= dict.fromkeys(members, trace)
+    cut_off = f"{lost:,} messages to and from absent ranks run as compute, for their recorded durations"
+    return dict(sorted(traces.items())), [cut_off] * (lost > 0) + sentences(changes)
+
+
+def _write(run: RunFiles, traces: Traces) -> None:
+    first: dict[int, int] = {}
+    for rank, trace in traces.items():
+        like = first.setdefault(id(trace), rank)
+        if like == rank:
+            et_file.write(run.et_file(rank), trace)
+        else:
+            os.link(run.et_file(like), run.et_file(rank))
 
 
 def _refuse(name: str, problems: Sequence[object]) -> None:
@@ -192,26 +188,21 @@ def _modelled(trace: ExecutionTrace) -> bool:
     return bool(compute.any() and has_work[compute].all() and not trace.duration_micros[compute].any())
 
 
-def _ordered(run: RunFiles, whole: dict[int, ExecutionTrace], groups: Groups) -> list[str]:
-    """Give the files of all ranks one order of collectives and sends; ``whole`` is changed, too."""
-    graph = build_graph(list(whole.values()), list(whole))
+def _ordered(traces: Traces, groups: Groups) -> tuple[Traces, list[str]]:
+    """The traces with one order of collectives and sends on all ranks, and a sentence on it."""
+    graph = build_graph(list(traces.values()), list(traces))
     pairs = missing_order(graph, match(graph, groups))
-    trace_of, given = graph.trace_of[pairs[:, 0]], dict(whole)
-    written: dict[tuple[int, bytes], int] = {}
+    if not len(pairs):
+        return traces, []
+    trace_of = graph.trace_of[pairs[:, 0]]
+    made, ordered = dict(traces), {}
     for at in np.unique(trace_of).tolist():
         rank, rows = graph.ranks[at], graph.row[pairs[trace_of == at]]
-        file = run.et_file(rank)
-        like = written.setdefault((id(given[rank]), rows.tobytes()), rank)
-        if like == rank:
-            whole[rank] = with_dependencies(given[rank], rows[:, 0], rows[:, 1])
-            et_file.write(file, whole[rank])
-        else:
-            whole[rank] = whole[like]
-            file.unlink()
-            os.link(run.et_file(like), file)
-    if not len(pairs):
-        return []
-    return [
+        like = id(traces[rank]), rows.tobytes()
+        if like not in ordered:
+            ordered[like] = with_dependencies(traces[rank], rows[:, 0], rows[:, 1])
+        made[rank] = ordered[like]
+    return made, [
         f"{len(pairs):,} dependencies were added: they keep collectives and sends in one order on all ranks, "
         "without which ranks can wait for each other, as ASTRA-sim has one under way per rank"
     ]

@@ -163,7 +163,7 @@ def with_shorter_messages(
     traces: Mapping[int, ExecutionTrace], groups: Groups, topology: Topology
 ) -> Topology:
     """The topology with links as slow as it takes for ``effective_sizes`` that ASTRA-sim's messages can have.
-    ``traces``: the communication of all ranks."""
+    ``traces``: of all ranks."""
     sized = (effective_sizes(trace, rank, groups, topology) for rank, trace in traces.items())
     largest = max((int(trace.column("comm_size").max(initial=0)) for trace in sized), default=0)
     factor = largest / LARGEST_MESSAGE
@@ -190,8 +190,6 @@ def effective_sizes(trace: ExecutionTrace, rank: int, groups: Groups, topology: 
             else:
                 ranks = (groups.get(table[key[1]]) if key[1] >= 0 else None) or range(topology.ranks)
                 count, kind = len(ranks), CollectiveType(key[0])
-                if count < 2:
-                    continue
                 ends = [
                     collective_ends(kind, n * count, ranks, topology, np.zeros(count)).max()
                     for n in (1, 1 << 30)
