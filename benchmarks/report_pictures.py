@@ -23,7 +23,7 @@ from chakra_et import cli
 from chakra_et.errors import TraceError
 from chakra_et.files import atomic_file
 from chakra_et.report.content import content
-from chakra_et.report.inputs import find_run
+from chakra_et.report.inputs import device_traces, find_run
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
 
@@ -56,10 +56,11 @@ def main() -> int:
 
 def make(config: Config) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
-    run = load(find_run([config.name]))
+    chosen = find_run([config.name])
+    run = load(chosen)
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch) / "page.html"
-        write_page(page, "report", run.name, *content(run))
+        write_page(page, "report", run.name, *content(run, device_traces(chosen)[0]))
         with atomic_file(config.output / "report_timeline.png") as file:
             file.write(screenshot(page, config.width))
     for path in sorted(config.output.glob("report_*")):

@@ -10,14 +10,14 @@ from chakra_et.et.node_attributes import parents
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 
-COMPUTE, MEMORY, HOST, COMMUNICATION, LOADING, COMPILING, ALLOCATING, COPYING = range(8)
+COMPUTE, MEMORY, HOST, COMMUNICATION, LOADING, COMPILING, ALLOCATING, COPYING, STARTING = range(9)
 CLASSES = (
     *("compute", "memory", "host", "communication"),
-    *("data loading", "compilation", "memory allocation", "host copies"),
+    *("data loading", "compilation", "memory allocation", "host copies", "start-up"),
 )
 """``compute`` and ``memory`` are work of a device that its arithmetic or its memory bounds; on ranks without
 a device, operators are ``compute``, and ``host`` is what threads do between operators. ``host copies``: of a
-device, from or to the host."""
+device, from or to the host. ``start-up``: calls that create the context of a device, or load code to it."""
 ON_DEVICE = COMPUTE, MEMORY, COPYING
 
 RIDGE = 40.0
@@ -49,6 +49,10 @@ _CALLS = (
 )
 _HOST_COPY = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost|Host -> Device|Device -> Host")
 _DEPTH = 256
+_WAITING = re.compile(r"Sync|Wait|Query|Memcpy|Memset", re.I)
+STARTS_NS, STARTS_TIMES = 10e6, 100
+"""A call that waits for nothing, takes at least so long, and so many times the median one, starts a device up
+or loads code: others take microseconds."""
 
 
 def node_classes(run: Run) -> np.ndarray:
@@ -68,6 +72,7 @@ def node_classes(run: Run) -> np.ndarray:
         found[kind == "operator"] = COMPUTE
     for number, pattern in _CALLS:
         found[(kind == "runtime") & _named(run, pattern, whole=True)] = number
+    found[_starting(run, on_device)] = STARTING
     for number, pattern in _WITHIN:
         found[_within(run, pattern) & ~on_device] = number
     found[run.is_communication] = COMMUNICATION
@@ -78,6 +83,22 @@ def on_devices(run: Run) -> np.ndarray:
     """Kernels, copies and memsets of devices, communication left out, bool[N]."""
     kind = np.array(KINDS)[run.kind]
     found: np.ndarray = np.isin(kind, ("kernel", "copy")) & ~run.graph.is_cpu & ~run.is_communication
+    return found
+
+
+def _starting(run: Run, on_device: np.ndarray) -> np.ndarray:
+    """Runtime calls of ``start-up``, in which the rank's devices are idle, bool[N]."""
+    calls = (run.kind == KINDS.index("runtime")) & ~_named(run, _WAITING)
+    own = run.measured.own_ns
+    found = calls & (own >= STARTS_NS)
+    if not found.any():
+        return found
+    found &= own >= STARTS_TIMES * np.median(own[calls])
+    for at in np.flatnonzero(found).tolist():
+        busy = on_device & (run.graph.trace_of == run.graph.trace_of[at])
+        start, end = run.start_ns[at], run.end_ns[at]
+        inside = np.minimum(run.end_ns[busy], end) - np.maximum(run.start_ns[busy], start)
+        found[at] = np.clip(inside, 0, None).sum() < 0.1 * (end - start)
     return found
 
 

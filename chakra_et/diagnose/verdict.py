@@ -21,11 +21,14 @@ from chakra_et.diagnose.node_classes import (
     LOADING,
     MEMORY,
     ON_DEVICE,
+    STARTING,
     node_classes,
     on_devices,
 )
 from chakra_et.diagnose.rates import find_rates
 from chakra_et.et.node_attributes import in_phase
+from chakra_et.simulate.critical_path import critical_path, find_operations
+from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, together
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural, shortened
@@ -35,7 +38,8 @@ CAUSE = 0.15
 """From this gain on, a single cause (a slow rank, input data, …) bounds the step; below, a class of work."""
 WORTH = 0.01
 """Changes with less gain aren't listed."""
-BUSY, MOSTLY = 0.9, 0.8
+BUSY, MOSTLY, IDLE, ABOVE = 0.9, 0.8, 0.25, 1.1
+LONG_NS, OUTSIDE = 1e6, "outside of operators"
 DEVICE = -1
 """All work of the device together."""
 _PHASES = (b"forward", b"backward", b"optimizer")
@@ -54,6 +58,7 @@ BOUND_BY = {
     "data loading": "input data",
     "compilation": "compilation during the steps",
     "memory allocation": "calls that allocate or free device memory",
+    "start-up": "the start-up of devices: calls that create a context or load code",
     "host copies": "copies between the host and the device",
     "unknown": "nothing that the files show",
 }
@@ -75,6 +80,7 @@ class Kernel:
     bytes_per_s: float | None
     of_peak: float | None = None
     times_usual: float | None = None
+    on_cpu: bool = False
 
     def __str__(self) -> str:
         rate = ""
@@ -137,7 +143,8 @@ class Diagnosis:
             listed = "; ".join(f"{each.text} (−{each.gain:.0%})" for each in self.proposals[:LISTED])
             found.append(f"What would help: {listed}.")
         if self.kernels:
-            found.append("Most time: " + "; ".join(map(str, self.kernels)) + ".")
+            where = "Most time of operators" if self.kernels[0].on_cpu else "Most time of the device"
+            found.append(f"{where}: " + "; ".join(map(str, self.kernels)) + ".")
         found += [self.uneven_steps] if self.uneven_steps else []
         return [*found, *(f"Contradiction: {text}" for text in self.contradictions.values())]
 
@@ -180,20 +187,21 @@ def diagnose(run: Run) -> Diagnosis:
     def faster(of: int, factor: float) -> float:
         return gain(aligned, Faster(chosen[of], factor)) or 0.0 if of in chosen else 0.0
 
-    gone = {of: faster(of, 0.0) for of in (LOADING, COMPILING, ALLOCATING, COPYING)}
+    gone = {of: faster(of, 0.0) for of in (LOADING, COMPILING, ALLOCATING, COPYING, STARTING)}
     halved = {of: faster(of, 0.5) for of in (COMPUTE, MEMORY, HOST, COMMUNICATION, DEVICE)}
     busy = busy_time(aligned)
     has_device = bool(device.any())
     causes = {CLASSES[number]: value for number, value in gone.items()}
     causes |= {"rank": slow_gain if slow else 0.0, "skew": skew, "bubble": busy.message_wait}
-    bound = _bound(causes, halved, has_device)
+    on_path, outside = _host_path(aligned, classes)
+    bound = _bound(causes, halved, "host" if has_device and outside < 0.5 else "python", has_device)
     found = Diagnosis(
         name=run.name,
         ranks=len(run.graph.ranks),
         steps=max(len(steps.names) for steps in run.steps),
         step_ms=step,
         bound=bound,
-        evidence=_evidence(bound, causes, halved, busy, slow),
+        evidence=_evidence(bound, causes, halved, busy, slow) + _more_evidence(run, bound, on_path, device),
         slow_rank=slow[0] if slow else None,
         slow_rank_gain=slow_gain if slow else 0.0,
         slow_ranks=tuple(slow),
@@ -213,7 +221,7 @@ def diagnose(run: Run) -> Diagnosis:
     )
 
 
-def _bound(causes: dict[str, float], halved: dict[int, float], has_device: bool) -> str:
+def _bound(causes: dict[str, float], halved: dict[int, float], host: str, has_device: bool) -> str:
     """A cause from ``CAUSE`` on, unless communication or launches that are twice as fast gain more; else the
     class of work that gains most where it takes half as long."""
     cause = max(causes, key=lambda name: causes[name])
@@ -225,7 +233,6 @@ def _bound(causes: dict[str, float], halved: dict[int, float], has_device: bool)
         return "unknown"
     # Arithmetic and memory are one device: together they decide, then the larger of both gives its name.
     if halved[DEVICE] < max(halved[HOST], halved[COMMUNICATION]):
-        host = "host" if has_device else "python"
         return host if halved[HOST] >= halved[COMMUNICATION] else "communication"
     if not has_device:
         return "cpu"
@@ -253,6 +260,43 @@ def _evidence(
     largest = sorted(busy.shares.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
     return f"Twice as fast, it would make the step {halved[number]:.0%} shorter (time of the ranks: {parts})."
+
+
+def _host_path(run: Run, classes: np.ndarray) -> tuple[list[tuple[str, float]], float]:
+    """What the host does on the critical path: [(name, share)], the most time first, and the share of
+    stretches of ``LONG_NS`` and more outside of operators and calls, which are no launching."""
+    times = map(run.graph.scatter, (run.start_ns, run.end_ns))
+    operations = find_operations(run.matching, run.start_ns)
+    path = critical_path(run.graph, operations, ReplayResult(*times, run.release_ns))
+    on_host = np.isin(classes[path.node], (HOST, COMPILING, ALLOCATING, LOADING, STARTING))
+    node, lasts = path.node[on_host], path.lasts_ns[on_host]
+    spent, total = np.bincount(run.name_of[node], lasts, len(run.names)), max(int(lasts.sum()), 1)
+    outside = (run.kind[node] == KINDS.index("host-overhead")) & (lasts >= LONG_NS)
+    if any("skeleton" in trace.metadata for trace in run.graph.traces):
+        outside[:] = False  # a node stands for many
+    names = np.argsort(-spent, kind="stable")[:LISTED].tolist()
+    return [(run.names[at], spent[at] / total) for at in names], float(lasts[outside].sum() / total)
+
+
+def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], device: np.ndarray) -> str:
+    """What the host does on the critical path where it bounds the step; what the files can't tell."""
+    if bound in ("host", "python", "start-up"):
+        listed = ", ".join(
+            f"{shortened(OUTSIDE if name == 'host-overhead' else name, LONGEST)} {share:.0%}"
+            for name, share in on_path
+            if share >= WORTH
+        )
+        return f" Of the host's part of the critical path: {listed}." if listed else ""
+    if bound == "communication" and max(_worlds(run), default=1) > len(run.graph.ranks):
+        return " Waiting for ranks whose files are missing counts as communication."
+    if bound == "compute" and not run.graph.attribute("num_ops", 0)[device].any():
+        return " The files lack shapes, so that kernels are told apart by their names alone."
+    return ""
+
+
+def _worlds(run: Run) -> list[int]:
+    """How many ranks the files say that the run had."""
+    return [size for trace in run.graph.traces if type(size := trace.metadata.get("world_size")) is int]
 
 
 def _slow_in(run: Run, classes: np.ndarray, rank: int) -> str:
@@ -292,6 +336,7 @@ def _kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
                 float(operations[name] / spent[name] * 1e9) or None,
                 float(moved[name] / spent[name] * 1e9) or None,
                 *against[name],
+                on_cpu=not device.any(),
             )
         )
     return found
@@ -308,16 +353,19 @@ def _proposals(
         ("nothing compiled during the steps", gone[COMPILING], ""),
         ("no device memory allocated or freed", gone[ALLOCATING], ""),
         ("no copies between host and device, as pinned memory and prefetching hide them", gone[COPYING], ""),
+        ("devices started and code loaded before the step, as by warm-up steps", gone[STARTING], ""),
         ("communication twice as fast", halved[COMMUNICATION], ""),
         ("all ranks starting together", found.skew_gain, ""),
     ]
     if run.is_communication.any():
         hidden = gain(run, Overlap(True)) or 0.0
-        tried.append(("all communication hidden behind computation", hidden, "--overlap on"))
+        beside = "communication beside all computation that doesn't need it"
+        tried.append((beside, hidden, "--overlap on"))
+    if found.bound == "python":
+        host = "Python between operators twice as fast"
+    tried.append((host, halved[HOST], ""))
     if has_device:
-        tried += [(host, halved[HOST], ""), (small, halved[MEMORY], "")]
-    else:
-        tried.append(("Python between operators twice as fast", halved[HOST], ""))
+        tried.append((small, halved[MEMORY], ""))
     if found.slow_rank is not None:
         flags = f"--rank {found.slow_rank} as median" if len(found.slow_ranks) == 1 else ""
         who = found.slow_names().replace("R", "r", 1)
@@ -333,12 +381,17 @@ def _proposals(
 
 
 def _pattern(name: str, names: Sequence[str]) -> str:
-    """The shortest beginning of a name that no other name has, as a regular expression."""
-    length = next(
-        (n for n in range(24, len(name)) if sum(each.startswith(name[:n]) for each in names) == 1), len(name)
-    )
-    end = "$" if length == len(name) else ""
-    return "^" + re.sub(r"([^\w\s:<>,-])", r"\\\1", name[:length]) + end
+    """The shortest beginning or end of a name that no other name has, as a regular expression."""
+    for length in range(24, len(name)):
+        if sum(each.startswith(name[:length]) for each in names) == 1:
+            return "^" + _escaped(name[:length])
+        if sum(each.endswith(name[-length:]) for each in names) == 1:
+            return _escaped(name[-length:]) + "$"
+    return f"^{_escaped(name)}$"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([^\w\s:<>,-])", r"\\\1", text)
 
 
 def _uneven(run: Run) -> str:
@@ -367,7 +420,20 @@ def _contradictions(
             f"devices are busy for {on_device:.0%} of the time, yet the host bounds the step: waits of the "
             "host may be recorded as its work",
         )
-    worlds = [size for trace in run.graph.traces if type(size := trace.metadata.get("world_size")) is int]
+    if busy.shares["idle"] >= IDLE:
+        yield (
+            "idle",
+            f"nothing that was recorded runs for {busy.shares['idle']:.0%} of the time: threads or earlier "
+            "launches may be missing in the trace, or the program waits for input",
+        )
+    above = [each for each in found.kernels if (each.of_peak or 0) > ABOVE]
+    for kernel in above[:1]:
+        yield (
+            "above-peak",
+            f"{shortened(kernel.name, LONGEST)} reaches {kernel.of_peak:.0%} of the GPU's peak: its data "
+            "come from a cache, or its shapes are not what it worked on",
+        )
+    worlds = _worlds(run)
     if max(worlds, default=1) > 1 and not run.is_communication.any():
         yield (
             "no-communication",

@@ -5,7 +5,6 @@
     parquet      NAME_nodes.parquet, NAME_edges.parquet, and tables of the whole run: steps, operators, …
     csv          the same as CSV
     tensorboard  scalars per step and rank, and the trace, in the folder -o
-    wandb        the report and its tables, in the project -o
 
 A whole run goes to Perfetto and chrome://tracing as it was recorded, with every level of its call stacks, as
 long as its device traces are there; --nodes, --step and --ranks write the nodes of the .et files instead. The
@@ -27,10 +26,10 @@ from chakra_et.export import chrome, perfetto, publish, recorded, tables
 from chakra_et.export.tables import Table
 from chakra_et.export.window import Window, choose
 from chakra_et.files import atomic_file
-from chakra_et.report.inputs import RunInput, find_run
+from chakra_et.report.inputs import RunInput, device_traces, find_run
 from chakra_et.report.run import ReportRun, load
 
-Format = Literal["perfetto", "chrome", "parquet", "csv", "tensorboard", "wandb"]
+Format = Literal["perfetto", "chrome", "parquet", "csv", "tensorboard"]
 Write = Callable[[Window, IO[bytes]], None]
 
 
@@ -80,7 +79,7 @@ class ExportConfig:
         default=None,
         metadata={
             "short": "-o",
-            "help": "file to write; NAME for parquet and csv, a folder for tensorboard, a project for wandb",
+            "help": "file to write; NAME for parquet and csv, a folder for tensorboard",
         },
     )
     nodes: bool = field(
@@ -116,9 +115,7 @@ def _write(path: Path, compress: bool, write: Callable[[IO[bytes]], int | None])
 
 def _recorded_traces(chosen: RunInput) -> dict[int, Path]:
     """The device traces of all ranks; {} where some aren't there any more."""
-    if chosen.traces is not None:
-        return {rank: pair.device for rank, pair in chosen.traces.pairs.items()}
-    traces, notes = recorded.find_traces(chosen.files)
+    traces, notes = device_traces(chosen)
     for note in notes:
         print(f"note: {note}: the nodes of the .et files are written", file=sys.stderr)
     return {} if notes else traces
@@ -142,13 +139,9 @@ def export(config: ExportConfig) -> None:
     window = choose(run, config.step, config.ranks)
     if form == "tensorboard":
         folder = config.output or f"{beside}_tensorboard"
-        every = not config.step
-        publish.to_tensorboard(
-            window, Path(folder), publish.recorded_traces(chosen, run.ranks) if every else {}
-        )
+        traces = {} if config.step else device_traces(chosen)[0]
+        publish.to_tensorboard(window, Path(folder), traces)
         print(f"{folder}: look at it by `tensorboard --logdir {folder}`")
-    elif form == "wandb":
-        publish.to_wandb(run, config.output or "chakra-et")
     else:
         for ending, write in files.items():
             _write(paths[ending], compress, partial(write, window))

@@ -1,33 +1,20 @@
-"""A report's figures in TensorBoard, and its page and tables in Weights & Biases.
-
-Both libraries are optional. TensorBoard gets scalars per step and rank, and the trace of each rank.
-wandb gets one artifact with the page, and three tables.
-"""
+"""A report's figures in TensorBoard: scalars per step and rank, and the trace of each rank."""
 
 from __future__ import annotations
 
-import re
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from chakra_et.errors import TraceError
 from chakra_et.export.chrome import packed, write_kineto
 from chakra_et.export.window import Window
 from chakra_et.files import atomic_file
-from chakra_et.names import gz
 from chakra_et.report.columns import PHASES
-from chakra_et.report.content import content
-from chakra_et.report.inputs import RunInput
-from chakra_et.report.page import write_page
 from chakra_et.report.run import ReportRun
 from chakra_et.report.times import find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.traces.records import open_trace
-
-# The tables of the page's content that wandb gets, with the columns that have other names there.
-TABLES = {"steps": {"name": "step"}, "entries": {"per_second": "flops"}, "modules": {}}
 
 
 def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
@@ -70,48 +57,3 @@ def to_tensorboard(window: Window, folder: Path, recorded: Mapping[int, Path]) -
                     shutil.copyfileobj(trace, written)
             else:
                 write_kineto(window, rank, file)
-
-
-def recorded_traces(chosen: RunInput, ranks: Iterable[int]) -> dict[int, Path]:
-    """The device traces that a run was converted from, as far as they are there."""
-    if chosen.traces is not None:
-        return {rank: pair.device for rank, pair in chosen.traces.pairs.items()}
-    paths = {rank: chosen.files.trace_file(rank, "device") for rank in ranks}
-    there = {rank: [each for each in (path, gz(path)) if each.is_file()] for rank, path in paths.items()}
-    return {rank: found[0] for rank, found in there.items() if found}
-
-
-def to_wandb(run: ReportRun, project: str) -> None:
-    """Log the report as an artifact, and the tables of ``TABLES``, to a new run of ``project``.
-
-    Raises ``TraceError`` where wandb is not installed, or can't start a run.
-    """
-    try:
-        import wandb
-    except ImportError:
-        raise TraceError("wandb is not installed: pip install wandb") from None
-    found, packed_columns = content(run)
-    with tempfile.TemporaryDirectory() as scratch:
-        page = Path(scratch) / "report.html"
-        write_page(page, "report", f"{run.name}: report", found, packed_columns)
-        try:
-            started = wandb.init(project=project, name=run.name, job_type="report")
-        except wandb.errors.Error as error:
-            # Its text may go on for lines.
-            first = str(error).splitlines()[0].rstrip(".:")
-            raise TraceError(
-                f"wandb: {first}: log in with `wandb login`, or set WANDB_MODE=offline"
-            ) from None
-        with started as logged:
-            # wandb allows letters, digits, dashes, dots and underscores, at most 128.
-            artifact = wandb.Artifact(re.sub(r"[^A-Za-z0-9._-]", "_", run.name)[:128], type="report")
-            artifact.add_file(str(page))
-            logged.log_artifact(artifact)
-            for name, renamed in TABLES.items():
-                if rows := [vars(row) for row in found[name]]:
-                    columns = [renamed.get(field, field) for field in rows[0]]
-                    cells = [
-                        [str(list(cell)) if isinstance(cell, tuple) else cell for cell in row.values()]
-                        for row in rows
-                    ]
-                    logged.log({name: wandb.Table(columns=columns, data=cells)})

@@ -14,11 +14,8 @@ from typing import IO, Any
 
 import msgspec
 
-from chakra_et.errors import reason
 from chakra_et.et.wire import FIXED64, message_field, tag, varint_field
 from chakra_et.export.perfetto import BEGIN, END, NEEDED, SEQUENCE, counter, interned, message
-from chakra_et.files import read_json, sha256
-from chakra_et.names import RunFiles
 from chakra_et.traces.records import read_records
 
 Event = dict[str, Any]
@@ -28,24 +25,6 @@ _PROCESSES = 1000  # of one rank
 class _Trace(msgspec.Struct):
     traceEvents: list[dict[str, Any]] = []
     baseTimeNanoseconds: int = 0
-
-
-def find_traces(run: RunFiles) -> tuple[dict[int, Path], list[str]]:
-    """(rank → its device trace, one sentence for each that is gone or has changed since the conversion)."""
-    try:
-        known = read_json(run.report_file).get("device_traces", {})
-        listed = {int(rank): (run.folder / entry["path"], entry["sha256"]) for rank, entry in known.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return {}, [f"{run.report_file} {reason(error)}"]
-    found, notes = {}, []
-    for rank, (path, digest) in sorted(listed.items()):
-        if not path.is_file():
-            notes.append(f"the device trace of rank {rank}, {path}, is gone")
-        elif sha256(path) != digest:
-            notes.append(f"the device trace of rank {rank}, {path}, has changed since the conversion")
-        else:
-            found[rank] = path
-    return found, notes
 
 
 class _Taker:

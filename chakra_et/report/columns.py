@@ -12,24 +12,25 @@ from chakra_et.et.node_attributes import texts
 from chakra_et.info.describe import EDGE_KINDS
 from chakra_et.report.page import PackedColumns
 from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import curves, device_name, lay_out
+from chakra_et.report.timeline import NO_STACKS, Stacks, curves, device_name, lay_out
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 PHASES = ("forward", "backward", "optimizer")
-NODE_KINDS = (*KINDS[:-2], "host overhead", "device overhead", "annotation")
-ANNOTATION = len(NODE_KINDS) - 1
+NODE_KINDS = (*KINDS[:-2], "host overhead", "device overhead", "annotation", "python")
+ANNOTATION = NODE_KINDS.index("annotation")
 EDGE_NAMES = (*EDGE_KINDS.values(), "dependency")
 COMM_NAMES = (*(kind.name.lower().replace("_", "-") for kind in CollectiveType), "send", "receive", "unknown")
 LONGEST_NAME = 1000
-FURTHER, ON_PATH = 1, 2  # bits of the column "flags"
+FURTHER, ON_PATH, SLICE = 1, 2, 4  # bits of the column "flags"
 
 
-def add_nodes(run: ReportRun, columns: PackedColumns) -> dict[str, Any]:
+def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS) -> dict[str, Any]:
     """Add the columns of all nodes, and return the tables that they refer to.
 
-    Columns of the N nodes, by row of the timeline and start: ``row``, ``start`` and ``length`` (in the unit
-    of ``unit_ns``), ``name``, ``kind``, ``phase`` (0: none), ``module`` (0: none), ``parent`` (distance to
-    the enclosing operator modulo 2^32, 0: none), ``flags``, ``degree``. Of the E dependencies, node by node:
+    Columns of the N nodes and of the slices of call stacks, which have no dependencies, by row of the
+    timeline and start: ``row``, ``start`` and ``length`` (in the unit of ``unit_ns``), ``name``, ``kind``,
+    ``phase`` (0: none), ``module`` (0: none), ``parent`` (distance to the enclosing operator modulo 2^32, 0:
+    none), ``flags``, ``degree``. Of the E dependencies, node by node:
     ``edge`` (distance to the node that is waited for modulo 2^32) and ``edge_kind``. Of device work:
     ``work_node``, ``work_ops``, ``work_bytes``. Of communication: ``comm_node``, ``comm_type``,
     ``comm_bytes``, ``comm_group``, ``comm_wait``, ``comm_operation`` (0: not matched). Of the critical path:
@@ -37,12 +38,17 @@ def add_nodes(run: ReportRun, columns: PackedColumns) -> dict[str, Any]:
     ``memory_allocated`` and ``memory_reserved``, in bytes.
     """
     graph = run.graph
-    rows, of_node = lay_out(run)
-    order = np.lexsort((run.end_ns, run.start_ns, of_node))
-    place = np.empty(len(graph), dtype=np.int64)
-    place[order] = np.arange(len(graph))
+    rows, row_of = lay_out(run, stacks)
+    start_ns, end_ns = (
+        np.concatenate((of_node, of_slice))
+        for of_node, of_slice in ((run.start_ns, stacks.start_ns), (run.end_ns, stacks.end_ns))
+    )
+    start_ns = np.maximum(start_ns, 0)
+    order = np.lexsort((end_ns, start_ns, row_of))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
     unit = 1000
-    while int(run.end_ns.max()) // unit >= 1 << 32:
+    while int(end_ns.max()) // unit >= 1 << 32:
         unit *= 10
 
     def units(moment: np.ndarray) -> np.ndarray:
@@ -52,32 +58,44 @@ def add_nodes(run: ReportRun, columns: PackedColumns) -> dict[str, Any]:
         nodes = np.flatnonzero(chosen)
         return nodes[np.argsort(place[nodes])]
 
+    def in_rows(of_node: np.ndarray, of_slice: np.ndarray | int = 0) -> np.ndarray:
+        more = np.broadcast_to(of_slice, len(order) - len(graph))
+        return np.concatenate((of_node, more))[order]
+
     def doubles(name: str, values: np.ndarray) -> None:
         columns.add(name, values.astype(np.float64))
 
-    columns.add("row", of_node[order], delta=True)
-    columns.add("start", units(run.start_ns[order]), delta=True)
-    columns.add("length", units(run.end_ns[order]) - units(run.start_ns[order]))
+    columns.add("row", row_of[order], delta=True)
+    columns.add("start", units(start_ns[order]), delta=True)
+    columns.add("length", np.maximum(units(end_ns[order]) - units(start_ns[order]), 0))
     name, names = name_codes(run)
-    columns.add("name", name[order])
-    columns.add("kind", page_kinds(run)[order])
-    columns.add("phase", (shared_codes(run, "phase", PHASES)[0] + 1)[order])
+    known: dict[str, int] = {}
+    for at, text in enumerate(names):
+        known.setdefault(text, at)
+    for text in stacks.names:
+        if text not in known:
+            known[text] = len(names)
+            names.append(text[:LONGEST_NAME])
+    of_slice = [known[text] for text in stacks.names]
+    columns.add("name", in_rows(name, np.array(of_slice, dtype=np.int64)[stacks.name]))
+    columns.add("kind", in_rows(page_kinds(run), stacks.kind))
+    columns.add("phase", in_rows(shared_codes(run, "phase", PHASES)[0] + 1))
     module, modules = shared_codes(run, "module")
-    columns.add("module", (module + 1)[order])
-    distance = np.where(run.parent >= 0, place - place[run.parent], 0)
-    columns.add("parent", (distance & 0xFFFFFFFF)[order])
+    columns.add("module", in_rows(module + 1))
+    distance = np.where(run.parent >= 0, place[: len(graph)] - place[run.parent], 0)
+    columns.add("parent", in_rows(distance & 0xFFFFFFFF))
     flags = np.where(graph.attribute("segment", 0) > 0, FURTHER, 0)
     if run.path is not None:
         flags[run.path.node] |= ON_PATH
         columns.add("path", place[run.path.node])
         columns.add("path_from", units(run.path.from_ns), delta=True)
         columns.add("path_to", units(run.path.to_ns), delta=True)
-    columns.add("flags", flags[order])
+    columns.add("flags", in_rows(flags, SLICE))
 
     source, target, kind = place[graph.source], place[graph.target], edge_kinds(run)
     by_node = np.lexsort((source, target))
     source, target, kind = source[by_node], target[by_node], kind[by_node]
-    columns.add("degree", np.bincount(target, minlength=len(graph)))
+    columns.add("degree", np.bincount(target, minlength=len(order)))
     columns.add("edge", (target - source) & 0xFFFFFFFF)
     columns.add("edge_kind", kind)
 

@@ -22,7 +22,7 @@ from chakra_et.et.sets import Skeletons
 from chakra_et.names import SKELETON, RunFiles, run_at
 from chakra_et.ranks.table import step_table
 from chakra_et.report.content import content, with_names
-from chakra_et.report.inputs import find_run
+from chakra_et.report.inputs import device_traces, find_run
 from chakra_et.report.many import MOST_NODES, many_content
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
@@ -70,8 +70,10 @@ def write_report(config: ReportConfig) -> None:
         return
     chosen = find_run(config.names, config.allow_missing_ranks)
     run = load(chosen)
+    traces, notes = device_traces(chosen)
+    run.lacks.extend(f"no call stacks: {note}" for note in notes)
     output = Path(config.output) if config.output else chosen.files.page_file
-    found, columns = content(run)
+    found, columns = content(run, traces)
     size = write_page(output, "report", f"{run.name}: report", found, columns)
     if config.xlsx:
         from chakra_et.export.spreadsheet import write_workbook  # it needs openpyxl

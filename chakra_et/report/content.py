@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ from chakra_et.report.collectives import collectives, lateness, split_imbalance,
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import device_name, largest_peak, usage
+from chakra_et.report.stacks import read_stacks
+from chakra_et.report.timeline import NO_STACKS, device_name, largest_peak, usage
 from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
@@ -48,11 +50,12 @@ from chakra_et.text import duration, plural, size
 MOST_ENTRIES, MOST_MODULES, MOST_STEPS, MOST_RANKS = 5000, 5000, 20_000, 256
 
 
-def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
-    """The JSON and the columns of the page of ``run``."""
+def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any], PackedColumns]:
+    """The JSON and the columns of the page of ``run``, with the call stacks of its device ``traces``."""
     steps = find_steps(run)
     columns = PackedColumns()
-    timeline = add_nodes(run, columns)
+    stacks = read_stacks(run, traces, steps)
+    timeline = add_nodes(run, columns, stacks or NO_STACKS)
     messages, shared = traffic(run)
     labels, late = lateness(run)
     late_ns = [[None if math.isnan(ns) else round(ns) for ns in row] for row in late.tolist()]

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chakra_et.errors import TraceError
+from chakra_et.errors import TraceError, reason
 from chakra_et.et.sets import find_rank_sets
+from chakra_et.files import read_json, sha256
 from chakra_et.names import RunFiles, parse_et, parse_trace, run_at
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.sets import TraceSet
@@ -103,6 +104,26 @@ def find_runs(words: Iterable[str], allow_missing: bool = False) -> list[RunInpu
     if not runs:
         raise TraceError("no run is named: give NAME of NAME.0.et, NAME.1.et, …, or its files")
     return runs
+
+
+def device_traces(run: RunInput) -> tuple[dict[int, Path], list[str]]:
+    """(rank → its device trace, one sentence for each that is gone or has changed since the conversion)."""
+    if run.traces is not None:
+        return {rank: pair.device for rank, pair in run.traces.pairs.items()}, []
+    report, folder = run.files.report_file, run.files.folder
+    try:
+        known = read_json(report).get("device_traces", {})
+        listed = {int(rank): (folder / entry["path"], entry["sha256"]) for rank, entry in known.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return {}, [f"{report} {reason(error)}"]
+    found, notes = {}, []
+    for rank, (path, digest) in sorted(listed.items()):
+        if path.is_file() and sha256(path) == digest:
+            found[rank] = path
+        else:
+            what = "has changed since the conversion" if path.is_file() else "is gone"
+            notes.append(f"the device trace of rank {rank}, {path}, {what}")
+    return found, notes
 
 
 @contextlib.contextmanager

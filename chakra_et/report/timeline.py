@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,38 +18,62 @@ from chakra_et.report.run import ReportRun
 
 # Starts and durations are rounded to µs independently, so neighbours may overlap by this much.
 ROUNDING_NS = 2000
-# The most rows that one lane is drawn in, where its nodes overlap.
-MOST_ROWS = 8
+# The most rows that one lane is drawn in, where its nodes overlap, and that the calls of a thread are.
+MOST_ROWS, MOST_DEPTH = 8, 100
 ORDER = {"cpu": 0, "gpu": 1, "communication": 2}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: ``kind`` is cpu, gpu or communication."""
+    """One row: ``kind`` is cpu, gpu, communication or stack."""
 
     rank: int
     kind: str
     label: str
 
 
-def lay_out(run: ReportRun) -> tuple[list[Row], np.ndarray]:
-    """The rows of a run, rank by rank, and the row of each node, int64[N]."""
+@dataclass(frozen=True)
+class Stacks:
+    """K slices of call stacks, int64[K]: ``trace`` counts the run's files; ``row`` is ``thread`` ×
+    ``MOST_DEPTH`` + the number of slices around it; ``start_ns``, ``end_ns``: as in ``ReportRun``; ``name``:
+    index into ``names``; ``kind``: into ``NODE_KINDS``. ``threads``: their labels."""
+
+    trace: np.ndarray
+    row: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    name: np.ndarray
+    kind: np.ndarray
+    names: Sequence[str] = ()
+    threads: Sequence[str] = ()
+
+
+NO_STACKS = Stacks(*np.zeros((6, 0), dtype=np.int64))
+
+
+def lay_out(run: ReportRun, stacks: Stacks = NO_STACKS) -> tuple[list[Row], np.ndarray]:
+    """The rows of a run, rank by rank, and the row of each node and then of each slice, int64[N + K]."""
     rows: list[Row] = []
-    of_node = []
+    of_node, of_slice = [], np.zeros(len(stacks.trace), dtype=np.int64)
     times = zip(run.traces, run.ranks, *map(run.graph.scatter, (run.start_ns, run.end_ns)), strict=True)
-    for trace, rank, start, end in times:
+    for number, (trace, rank, start, end) in enumerate(times):
         lane, labels = lanes_of(trace)
         of_row = np.empty(len(lane), dtype=np.int64)
-        for number in sorted(np.unique(lane).tolist(), key=lambda at: (ORDER.get(labels[at][0], 3), at)):
-            kind, label = labels[number]
-            at = np.flatnonzero(lane == number)
+        for each in sorted(np.unique(lane).tolist(), key=lambda at: (ORDER.get(labels[at][0], 3), at)):
+            kind, label = labels[each]
+            at = np.flatnonzero(lane == each)
             at = at[np.lexsort((end[at], start[at]))]
             place = stacked(start[at], end[at])
             of_row[at] = len(rows) + place
-            further = [f"{label} ({each + 2})" for each in range(int(place.max()))]
-            rows += [Row(rank, kind, each) for each in (label, *further)]
+            further = [f"{label} ({more + 2})" for more in range(int(place.max()))]
+            rows += [Row(rank, kind, label) for label in (label, *further)]
         of_node.append(of_row)
-    return rows, run.graph.gather(of_node)
+        own = np.flatnonzero(stacks.trace == number)
+        used, place = np.unique(stacks.row[own], return_inverse=True)
+        of_slice[own] = len(rows) + place
+        for thread, depth in zip(*map(np.ndarray.tolist, np.divmod(used, MOST_DEPTH)), strict=True):
+            rows.append(Row(rank, "stack", "" if depth else f"calls of {stacks.threads[thread]}"))
+    return rows, np.concatenate((run.graph.gather(of_node), of_slice))
 
 
 def lanes_of(trace: ExecutionTrace) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:

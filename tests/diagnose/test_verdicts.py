@@ -75,6 +75,25 @@ PUBLIC = {
     ),
     "pairs/h100_bert-small-uncased.json.gz": ("host", "a small model: the device is busy for 7%"),
     "pairs/mi300_bert-small-uncased.json.gz": ("host", "a small model: the device is busy for 10%"),
+    "pairs/mi300_owlv2-large-patch14-ensemble.json.gz": (
+        "data loading",
+        "the DataLoader is what takes most of the 1,096 ms",
+    ),
+    "pairs/h100_timesformer-base-finetuned-k400.json.gz": (
+        "python",
+        "215 of 383 ms are one stretch before the first operator, which no graph of launches shortens",
+    ),
+    "pairs/mi300_timesformer-base-finetuned-k400.json.gz": ("python", "as on the H100: 246 of 391 ms"),
+    "a100_alexnet_cuda_sync.json.gz": (
+        "start-up",
+        "the first call of the runtime takes 30 s, cudaFree 6 s: the context; kernels are 0.1% of the trace",
+    ),
+    "linear_2080ti": (
+        "start-up",
+        "two calls of cudaFree before the first kernel, 981 of 2,004 ms: the context",
+    ),
+    "sampled_rank0_of_128.json.gz": ("host", "the device is idle for 55% of the steps, NCCL takes 27%"),
+    "vllm_decode_full/graph_execution.json.gz": ("compute", "kernels of one graph launch after the other"),
 }
 
 
@@ -131,9 +150,13 @@ def test_contradictions_are_findings() -> None:
 
 
 def test_every_bound_has_words() -> None:
-    assert {bound for _, bound, _ in MADE.values()} | {"host", "python", "host copies", "unknown"} == set(
-        BOUND_BY
-    )
+    assert {bound for _, bound, _ in MADE.values()} | {
+        "host",
+        "python",
+        "host copies",
+        "start-up",
+        "unknown",
+    } == set(BOUND_BY)
     found = diagnose(made_run(Step()))
     assert isinstance(found, Diagnosis) and json.loads(json.dumps(found.as_json()))["bound"] == "compute"
     assert found.kernels[0].name == GEMM and found.lines()[0].startswith("Bound by arithmetic of the device")

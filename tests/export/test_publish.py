@@ -1,4 +1,4 @@
-"""A report in TensorBoard and wandb, read back."""
+"""A report in TensorBoard, read back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
+from tests.export.test_recorded import converted, trace
 from tests.report.made_run import write_run
 
 
@@ -74,13 +75,11 @@ def test_each_rank_is_a_worker_of_the_trace_plugin(tmp_path: Path) -> None:
 
 
 def test_recorded_traces_are_taken_as_they_are(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    (tmp_path / "made_device.json").write_text('{"traceEvents": []}')
-    recorded, written = made_traces(tmp_path)
-    assert gzip.decompress(recorded.read_bytes()) == b'{"traceEvents": []}'
-    assert b"gemm" in gzip.decompress(written.read_bytes())
-    recorded, _ = made_traces(tmp_path, "--step", "5")
-    assert b"gemm" in gzip.decompress(recorded.read_bytes())
+    pytest.importorskip("torch.utils.tensorboard", reason="torch and tensorboard are not installed")
+    name, logs = converted(tmp_path, trace()), tmp_path / "logs"
+    assert main(["export", str(name), "--format", "tensorboard", "-o", str(logs)]) == 0
+    recorded = gzip.decompress((logs / "run" / "rank0.pt.trace.json.gz").read_bytes())
+    assert recorded == (tmp_path / "run_rank0.json").read_bytes()
 
 
 def test_the_plugin_itself_shows_steps_operators_and_kernels(tmp_path: Path) -> None:
@@ -90,36 +89,3 @@ def test_the_plugin_itself_shows_steps_operators_and_kernels(tmp_path: Path) -> 
     assert {operator.name for operator in found.op_list_groupby_name} == {"aten::mm", "c10d::allreduce_"}
     assert [view.display_name for view in profile.views][-1] == "Trace"
     assert "Kernel" in [view.display_name for view in profile.views]
-
-
-def test_wandb_that_wants_a_login_is_told_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wandb = pytest.importorskip("wandb")
-
-    def refuse(**_: object) -> None:
-        raise wandb.errors.UsageError("api_key not configured (no-tty).\nmore")
-
-    monkeypatch.setattr(wandb, "init", refuse)
-    write_run(tmp_path)
-    assert main(["export", str(tmp_path / "made"), "--format", "wandb", "-o", "runs"]) == 2
-    said = (
-        "error: wandb: api_key not configured (no-tty): log in with `wandb login`, or set WANDB_MODE=offline"
-    )
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_wandb_gets_the_page_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    write_run(tmp_path)
-    assert main(["export", str(tmp_path / "made"), "--format", "wandb", "-o", "runs"]) == 0
-    (log,) = (tmp_path / "wandb").rglob("run-*.wandb")
-    logged = log.read_bytes()
-    assert b"report.html" in logged and b"made" in logged
-    names = [path.name for path in (tmp_path / "wandb").rglob("*.table.json")]
-    assert [any(name.startswith(table) for name in names) for table in ("steps", "entries", "modules")] == [
-        True
-    ] * 3

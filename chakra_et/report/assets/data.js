@@ -4,7 +4,7 @@ const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f8: Float64Ar
 
 async function readData() {
   const text = document.getElementById("data").textContent;
-  const packed = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
+  const packed = Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const raw = new Uint8Array(await new Response(stream).arrayBuffer());
   const length = new DataView(raw.buffer).getUint32(0, true);

@@ -47,13 +47,15 @@ function describe(view, node) {
     rows.push(["critical path", `${duration(nodes.ns(path_to[onPath] - path_from[onPath]))} of it`]);
   }
   const parent = nodes.parent(node);
+  const stack = nodes.stack(node).reverse();
   const before = nodes.dependencies(node), after = nodes.dependents(node);
   return [
     el("h3", {}, el("i", { style: `background: ${view.colourOf(node)}` }), nodes.title(node)),
     el("dl", {}, ...rows.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])),
     ...(parent < 0 ? [] : list("Inside", [link(view, parent, "")])),
-    ...(!nodes.hasEdges ? [] : list(`Waits for (${before.length})`, before.slice(0, MOST_LINKS).map(edge => link(view, edge.node, edgeText(edge))), "before")),
-    ...(!nodes.hasEdges ? [] : list(`Leads to (${after.length})`, after.slice(0, MOST_LINKS).map(edge => link(view, edge.node, edgeText(edge))), "after")),
+    ...(stack.length === 0 ? [] : list(`Called by (${stack.length})`, stack.map(slice => link(view, slice, nodes.kindName(slice))))),
+    ...(!nodes.hasEdges || nodes.isSlice(node) ? [] : list(`Waits for (${before.length})`, before.slice(0, MOST_LINKS).map(edge => link(view, edge.node, edgeText(edge))), "before")),
+    ...(!nodes.hasEdges || nodes.isSlice(node) ? [] : list(`Leads to (${after.length})`, after.slice(0, MOST_LINKS).map(edge => link(view, edge.node, edgeText(edge))), "after")),
     ...(communication === null || communication.peers.length === 0 ? []
       : list(`On the other ranks (${communication.peers.length})`, communication.peers.slice(0, MOST_LINKS).map(peer =>
         link(view, peer, `rank ${nodes.rank(peer)}: arrives ${relative(nodes.ns(nodes.start[peer] - nodes.start[node]))}`)), "peers")),
@@ -94,7 +96,7 @@ function toolbar(view) {
     found = text === "" ? [] : nodes.search(text);
     at = -1;
     view.lit = text === "" ? null : Uint32Array.from(found);
-    const total = sum(found.map(node => nodes.length[node]));
+    const total = sum(found.filter(node => !nodes.isSlice(node)).map(node => nodes.length[node]));
     result.textContent = text === "" ? "" : found.length === 0 ? "not found" : `${plural(found.length, "node")}, ${duration(nodes.ns(total))} in all`;
     view.redraw();
   }
@@ -120,10 +122,14 @@ function toolbar(view) {
     },
   }, "critical path");
   const several = new Set(nodes.tables.rows.map(([rank]) => rank)).size > 1;
+  const stacks = !nodes.tables.rows.some(([, kind]) => kind === "stack") ? null : el("button", {
+    id: "stacks", "aria-pressed": String(view.showsStacks), title: "Python frames, modules, operators and runtime calls of each thread: all of a typical step, and the longest ones elsewhere",
+    onclick: () => view.stacks(!view.showsStacks),
+  }, "call stacks");
   return el("div", { class: "toolbar" }, input,
     el("span", { class: "group" }, el("button", { onclick: () => go(-1), title: "previous match", "aria-label": "previous match" }, "‹"),
       el("button", { onclick: () => go(1), title: "next match", "aria-label": "next match" }, "›")), result,
-    el("span", { class: "space" }), colouring, path, stepChoice(view),
+    el("span", { class: "space" }), colouring, path, stacks, stepChoice(view),
     several ? el("button", { onclick: () => view.foldAll(view.folded.size === 0), title: "one line each, or all rows" }, nodes.tables.lanes ? "fold lanes" : "fold ranks") : null,
     el("span", { class: "group" }, el("button", { onclick: () => view.zoom(1 / 0.5), "aria-label": "zoom out", title: "zoom out" }, "−"),
       el("button", { onclick: () => view.zoom(0.5), "aria-label": "zoom in", title: "zoom in" }, "+"),

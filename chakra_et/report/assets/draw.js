@@ -15,7 +15,8 @@ function drawTimeline(view) {
     if (line.curve !== null) drawMemory(view, pen, line, y, line.height);
     else if (line.row < 0) drawHeader(view, pen, line, y, lights);
     else {
-      drawRow(view, pen, line.row, y + 1, line.height - 2, lights);
+      const gap = line.height > STACK_ROW ? 1 : 0;
+      drawRow(view, pen, line.row, y + gap, line.height - gap - 1, lights);
       drawLabel(view, pen, view.nodes.tables.rows[line.row][2], 14, y, line.height, view.style.muted);
     }
   }
@@ -225,6 +226,7 @@ function curve(view, pen, before, after) {
 
 function outline(view, pen, node, width) {
   const line = view.lineOfRow[view.nodes.row[node]];
+  if (line === undefined) return;
   const left = view.x(view.nodes.start[node]), right = view.x(view.nodes.end(node));
   pen.strokeStyle = view.style.ink;
   pen.lineWidth = width;

@@ -10,16 +10,39 @@ class Nodes {
     this.rowFirst = firsts(columns.row, tables.rows.length);
     this.sourceFirst = offsets(columns.degree);
     this.source = distances(columns);
-    [this.targetFirst, this.target, this.targetEdge] = reversed(this.source, this.sourceFirst, this.count);
     this.hasEdges = this.source.length > 0;
     this.last = 1;
     for (let node = 0; node < this.count; node++) {
       const end = this.start[node] + this.length[node];
       if (end > this.last) this.last = end;
     }
-    this.operations = grouped(columns.comm_operation);
-    this.pathAt = new Map();
-    if (columns.path) columns.path.forEach((node, at) => this.pathAt.set(node, at));
+    this.slices = 0;
+    for (const flags of this.flags) this.slices += (flags & 4) >> 2;
+  }
+
+  // What only a selected node needs is made once it is asked for.
+  get targets() { return this.reversed ||= reversed(this.source, this.sourceFirst, this.count); }
+  get operations() { return this.groupedOperations ||= grouped(this.columns.comm_operation); }
+  get pathAt() { return this.placesOnPath ||= new Map(Array.from(this.columns.path || [], (node, at) => [node, at])); }
+
+  // A slice of a call stack, as the device trace has it; all others are nodes of the run's graph.
+  isSlice(node) { return (this.flags[node] & 4) !== 0; }
+
+  // The slices that are open in the thread of a host node, or of the call that launched it, from the outermost one on.
+  stack(node) {
+    const { rows } = this.tables;
+    const [rank, kind, label] = rows[this.row[node]];
+    const launch = kind === "cpu" || kind === "stack" ? node : this.dependencies(node).find(each => each.kind === "launch")?.node;
+    if (launch === undefined) return [];
+    let row = this.row[node];
+    if (kind === "stack") while (rows[row][2] === "") row--;
+    else row = rows.findIndex(([of, what, text]) => of === rank && what === "stack" && text === rows[this.row[launch]][2].replace("thread", "calls of"));
+    const found = [];
+    for (let at = row; at >= 0 && at < rows.length && (at === row || (rows[at][1] === "stack" && rows[at][2] === "" && rows[at][0] === rank)); at++) {
+      const slice = this.find(at, this.start[launch] + Math.min(1, this.length[launch] / 2), 0.5);
+      if (slice >= 0 && slice !== node && this.length[slice] >= (kind === "stack" ? this.length[node] : 0)) found.push(slice);
+    }
+    return found;
   }
 
   end(node) { return this.start[node] + this.length[node]; }
@@ -46,10 +69,10 @@ class Nodes {
   }
 
   dependents(node) {
-    const found = [];
-    for (let at = this.targetFirst[node]; at < this.targetFirst[node + 1]; at++) {
-      const other = this.target[at];
-      found.push({ node: other, kind: this.edgeName(this.targetEdge[at]), gap: this.ns(this.start[other] - this.end(node)) });
+    const found = [], [first, target, edge] = this.targets;
+    for (let at = first[node]; at < first[node + 1]; at++) {
+      const other = target[at];
+      found.push({ node: other, kind: this.edgeName(edge[at]), gap: this.ns(this.start[other] - this.end(node)) });
     }
     return found.sort((a, b) => this.start[a.node] - this.start[b.node]);
   }

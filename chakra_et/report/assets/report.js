@@ -35,7 +35,7 @@ function communication(content) {
 
 function timelineSection(content, view) {
   view.frame.append(detailsPanel(view));
-  const kinds = [...new Set(content.entries.map(entry => entry[0]))].map(kind => [kind, `var(${variable(kind)})`]);
+  const kinds = [...new Set(content.entries.map(entry => entry[0])), ...(view.nodes.slices > 0 ? ["annotation", "python"] : [])].map(kind => [kind, `var(${variable(kind)})`]);
   return section("timeline", "Timeline", toolbar(view), view.frame,
     legend([...kinds, ["waits for other ranks", "var(--wait)"], ["waits for", "var(--before)"], ["leads to", "var(--after)"],
       ...(content.memory.length > 0 ? [["memory allocated", "var(--memory)"], ["reserved", "var(--ink)"]] : [])]));
@@ -64,11 +64,10 @@ async function main() {
     el("header", {}, el("div", {}, el("h1", {}, content.name), el("p", { class: "muted" }, `Chakra execution trace, ${content.base} times`)),
       el("nav", {}, ...links, themeButton(() => view.recolour()))),
     ...sections.map(([, element]) => element),
-    el("footer", { class: "muted" }, `Made by ${content.made_by} from ${plural(view.nodes.count, "node")} of ${plural(content.ranks.length, "rank")}.`));
+    el("footer", { class: "muted" }, `Made by ${content.made_by} from ${plural(view.nodes.count - view.nodes.slices, "node")} of ${plural(content.ranks.length, "rank")}.`));
   listen(view);
   view.layOut();
-  view.draw();
-  // For tests and for those who want to script the page.
+  view.draw();  // For tests and for those who want to script the page.
   globalThis.chakraReport = { content, view };
   document.documentElement.dataset.ready = performance.now().toFixed(0);
 }

@@ -55,17 +55,19 @@ function drawOverview(view, pen) {
 }
 
 function overviewImage(view) {
-  const width = view.width - GUTTER, rows = view.nodes.tables.rows.length;
+  const width = view.width - GUTTER, { rows } = view.nodes.tables, flat = rows.filter(([, kind]) => kind !== "stack").length;
   const image = new OffscreenCanvas(width, OVERVIEW), pen = image.getContext("2d");
   const pixel = view.nodes.last / width, level = view.levels.forPixel(pixel);
-  const height = (OVERVIEW - 2) / rows;
-  for (let row = 0; row < rows; row++) {
+  const height = (OVERVIEW - 2) / flat;
+  for (let row = 0, place = 0; row < rows.length; row++) {
+    if (rows[row][1] === "stack") continue;
     for (let at = level.first[row]; at < level.first[row + 1]; at++) {
       pen.fillStyle = view.colourOf(level.node[at]);
       const extent = level.end[at] - level.start[at];
       pen.globalAlpha = extent > 0 ? 0.3 + 0.7 * Math.min(1, level.busy[at] / extent) : 0.3;
-      pen.fillRect(level.start[at] / pixel, 1 + row * height, Math.max(extent / pixel, 0.7), Math.max(height, 0.8));
+      pen.fillRect(level.start[at] / pixel, 1 + place * height, Math.max(extent / pixel, 0.7), Math.max(height, 0.8));
     }
+    place++;
   }
   return image;
 }

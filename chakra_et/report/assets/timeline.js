@@ -2,9 +2,11 @@
 // units of the nodes' columns.
 
 const GUTTER = 168, OVERVIEW = 34, RULER = 22, TOP = OVERVIEW + RULER, HEADER = 22, SQUASHED = 26;
-const LOWEST_ROW = 19, HIGHEST_ROW = 34, HIGHEST = 560;
+const LOWEST_ROW = 19, HIGHEST_ROW = 34, HIGHEST = 560, STACK_ROW = 15;
 // With more ranks than this, each begins as one line.
 const MOST_OPEN = 16;
+// With more ranks than this, call stacks begin hidden.
+const MOST_WITH_STACKS = 2;
 const SHADES = 5;
 
 class Timeline {
@@ -22,8 +24,10 @@ class Timeline {
     this.lit = null;
     this.showsPath = false;
     this.folded = new Set();
-    if (new Set(nodes.tables.rows.map(([rank]) => rank)).size > MOST_OPEN) nodes.tables.rows.forEach(([rank]) => this.folded.add(rank));
-    this.path = nodes.columns.path ? new Uint32Array([...new Set(nodes.columns.path)].sort((a, b) => a - b)) : null;
+    const ranks = new Set(nodes.tables.rows.map(([rank]) => rank));
+    if (ranks.size > MOST_OPEN) this.folded = ranks;
+    this.showsStacks = ranks.size <= MOST_WITH_STACKS;
+    this.path = nodes.columns.path ? Uint32Array.from(nodes.columns.path).sort().filter((node, at, all) => at === 0 || node !== all[at - 1]) : null;
     this.listeners = [];
     this.canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "Timeline of all ranks. Select a node to see its dependencies in the list beside it." });
     this.spacer = el("div", { class: "spacer" });
@@ -44,15 +48,15 @@ class Timeline {
   // Lines from top to bottom: a header for each rank and its rows, or the header with all its rows squashed into it.
   layOut() {
     const { rows } = this.nodes.tables;
-    const ranks = new Set(rows.map(([rank]) => rank)).size;
-    this.rowHeight = Math.max(LOWEST_ROW, Math.min(HIGHEST_ROW, Math.floor((HIGHEST - TOP - HEADER * ranks - MEMORY_ROW * this.curves.length) / rows.length)));
+    const ranks = new Set(rows.map(([rank]) => rank)).size, flat = rows.filter(([, kind]) => kind !== "stack").length;
+    this.rowHeight = Math.max(LOWEST_ROW, Math.min(HIGHEST_ROW, Math.floor((HIGHEST - TOP - HEADER * ranks - MEMORY_ROW * this.curves.length) / flat)));
     this.lines = [];
     this.lineOfRow = new Array(rows.length);
     let top = 0;
     for (let row = 0; row < rows.length;) {
       const rank = rows[row][0];
       let end = row;
-      while (end < rows.length && rows[end][0] === rank) end++;
+      while (end < rows.length && rows[end][0] === rank && rows[end][1] !== "stack") end++;
       const folded = this.folded.has(rank);
       const header = { rank, top, height: folded ? SQUASHED : HEADER, first: row, end, folded, row: -1, curve: null };
       this.lines.push(header);
@@ -68,6 +72,12 @@ class Timeline {
           top += this.rowHeight;
         }
       }
+      for (; row < rows.length && rows[row][0] === rank; row++) {
+        if (folded || !this.showsStacks) continue;
+        this.lineOfRow[row] = { rank, row, top, height: STACK_ROW, curve: null };
+        this.lines.push(this.lineOfRow[row]);
+        top += STACK_ROW;
+      }
       for (const curve of folded ? [] : this.curves.filter(each => each.rank === rank)) {
         this.lines.push({ rank, row: -1, top, height: MEMORY_ROW, curve });
         top += MEMORY_ROW;
@@ -75,6 +85,7 @@ class Timeline {
       header.bottom = top;
     }
     this.height = top;
+    document.getElementById("stacks")?.setAttribute("aria-pressed", String(this.showsStacks));
     this.spacer.style.height = `${top}px`;
     this.frame.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(300, top + TOP + 4))}px`);
     this.resize();
@@ -168,7 +179,9 @@ class Timeline {
   reveal(node) {
     const { nodes } = this;
     const rank = nodes.rank(node);
-    if (this.folded.delete(rank)) this.layOut();
+    this.showsStacks ||= nodes.isSlice(node);
+    this.folded.delete(rank);
+    this.layOut();
     const start = nodes.start[node], length = nodes.length[node], middle = start + length / 2;
     let span = this.to - this.from;
     if (length / this.pixel < 12) span = Math.max(40 * length, 200);
@@ -190,6 +203,13 @@ class Timeline {
     const { start, length } = this.nodes;
     const shown = node => start[node] < this.to && start[node] + length[node] > this.from;
     return this.path.reduce((most, node) => (shown(node) && (most < 0 || length[node] > length[most]) ? node : most), -1);
+  }
+
+  stacks(shown) {
+    this.showsStacks = shown;
+    if (this.selected >= 0 && this.nodes.isSlice(this.selected)) this.select(-1);
+    this.hovered = -1;
+    this.layOut();
   }
 
   fold(rank) {

@@ -1,0 +1,126 @@
+"""Call stacks of a run's threads: the slices of its device traces, Python frames among them.
+
+A page holds at most ``MOST`` of them: all of a typical step, and of the rest the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from chakra_et.report.columns import NODE_KINDS, name_codes
+from chakra_et.report.run import ReportRun
+from chakra_et.report.timeline import MOST_DEPTH, Stacks
+from chakra_et.report.times import ReportStep
+from chakra_et.traces.device_format import ANNOTATION, CODE_OF_CATEGORY, CPU_OP, DRIVER, RUNTIME
+from chakra_et.traces.fields import Number, as_column, indices
+from chakra_et.traces.records import read_records
+
+MOST, MOST_RANKS = 200_000, 8
+_KINDS = {CPU_OP: "operator", ANNOTATION: "annotation", RUNTIME: "runtime", DRIVER: "runtime"}
+_KIND_OF = {name: NODE_KINDS.index(_KINDS[code]) for name, code in CODE_OF_CATEGORY.items() if code in _KINDS}
+_KIND_OF |= {"python_function": NODE_KINDS.index("python")}
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: Any = ""
+    cat: str = ""
+    pid: Any = 0
+    tid: Any = 0
+    ts: Number = None
+    dur: Number = None
+
+
+class _Trace(msgspec.Struct):
+    traceEvents: list[_Event] = []
+
+
+class _Taker:
+    """The slices of all threads of one trace."""
+
+    def __init__(self, names: dict[str, int], threads: dict[Any, int]) -> None:
+        self.names, self.threads = names, threads
+        self.columns: list[tuple[np.ndarray, ...]] = []
+
+    def take(self, events: list[_Event]) -> None:
+        found = [each for each in events if each.ph == "X" and each.cat in _KIND_OF]
+        if found:
+            times = (as_column([getattr(each, of) for each in found], np.float64) for of in ("ts", "dur"))
+            name = indices([str(each.name) for each in found], self.names)
+            thread = indices([(str(each.pid), str(each.tid)) for each in found], self.threads, tuple)
+            self.columns.append((*times, name, thread, np.array([_KIND_OF[each.cat] for each in found])))
+
+    def leave_out(self, record: bytes) -> None:
+        pass
+
+
+def read_stacks(run: ReportRun, traces: Mapping[int, Path], steps: Sequence[ReportStep]) -> Stacks | None:
+    """The call stacks of the first ranks; None where no trace nests any slices."""
+    ranks = [rank for rank in run.ranks if rank in traces][:MOST_RANKS]
+    names: dict[str, int] = {}
+    threads: dict[Any, int] = {}
+    found = []
+    for rank in ranks:
+        number = run.ranks.index(rank)
+        taker = _Taker(names, threads)
+        read_records(traces[rank], "traceEvents", lambda _: _Trace, taker)
+        if not taker.columns:
+            continue
+        begin, length, name, thread, kind = map(np.concatenate, zip(*taker.columns, strict=True))
+        known = np.isfinite(begin) & (length >= 0)
+        start = np.rint(np.where(known, begin, 0.0) * 1000).astype(np.int64)
+        end = start + np.rint(np.where(known, length, 0.0) * 1000).astype(np.int64)
+        shift = _shift(run, number, start, name, list(names))
+        if shift is None:
+            continue
+        of_rank = [step for step in steps if step.rank == rank]
+        step = sorted(of_rank, key=lambda each: each.lasts_ns)[len(of_rank) // 2]
+        start, end = start + shift, end + shift
+        inside = (start < step.end_ns) & (end > step.start_ns)
+        order = np.lexsort((start - end, ~inside, ~known))[: min(int(known.sum()), MOST // len(ranks))]
+        order = order[np.lexsort((start[order] - end[order], start[order], thread[order]))]
+        depth = _depths(thread[order], start[order], end[order])
+        nested = np.isin(thread[order], np.unique(thread[order][depth > 0])) & (depth < MOST_DEPTH)
+        chosen, depth = order[nested], depth[nested]
+        row = thread[chosen].astype(np.int64) * MOST_DEPTH + depth
+        columns = (np.full(len(chosen), number), row, start[chosen], end[chosen], name[chosen], kind[chosen])
+        found.append(columns)
+    if not sum(len(each[0]) for each in found):
+        return None
+    labels = [tid for _, tid in threads]
+    return Stacks(*map(np.concatenate, zip(*found, strict=True)), list(names), labels)
+
+
+def _shift(run: ReportRun, number: int, start: np.ndarray, name: np.ndarray, names: list[str]) -> int | None:
+    """What leads from the trace's times to the run's: the median over names of their first starts."""
+    code, known = name_codes(run)
+    own = run.graph.trace_of == number
+    never = np.iinfo(np.int64).max
+    first = np.full((2, max(len(known), len(names))), never)
+    np.minimum.at(first[0], code[own], run.start_ns[own])
+    np.minimum.at(first[1], name, start)
+    place = {text: at for at, text in enumerate(names)}
+    pairs = [(at, place[text]) for at, text in enumerate(known) if text in place and first[0, at] < never]
+    away = [int(first[0, at] - first[1, other]) for at, other in pairs if first[1, other] < never]
+    return int(np.median(away)) if away else None
+
+
+def _depths(thread: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """How many slices of its thread are open where each begins, int64[K]; sorted by thread and start.
+
+    One that ends after the open one, as by rounded times, is inside if most of it is.
+    """
+    depth, ends, last = [], [0], -1
+    for of, begin, finish in zip(thread.tolist(), start.tolist(), end.tolist(), strict=True):
+        if of != last:
+            ends, last = [], of
+        while ends and (ends[-1] <= begin or (ends[-1] < finish and 2 * ends[-1] <= begin + finish)):
+            ends.pop()
+        depth.append(len(ends))
+        ends.append(finish)
+    return np.array(depth, dtype=np.int64)
