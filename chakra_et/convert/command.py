@@ -36,8 +36,7 @@ from chakra_et.et.sets import Skeletons
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES, RunFiles
 from chakra_et.ranks.cluster import CLUSTERS
-from chakra_et.ranks.communication import is_record
-from chakra_et.ranks.communication_job import communication_job
+from chakra_et.ranks.communication import communication_job, is_record
 from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets

@@ -226,7 +226,7 @@ def _check_and_add(result: SetResult, world: int, run: RunOptions) -> None:
                     else:
                         good[rank].report = outcome
                         good[rank].bytes = scratch.et_file(rank).stat().st_size
-    from chakra_et.ranks.skeletons import write_skeletons
+    from chakra_et.ranks.skeleton_file import write_skeletons
 
     result.notes += write_skeletons(scratch, traces, run)
 

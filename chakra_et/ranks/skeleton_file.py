@@ -13,17 +13,46 @@ of value of the attributes.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
+from chakra_et.et.sets import MANY_RANKS
 from chakra_et.files import atomic_file
-from chakra_et.ranks.contract import VERSION
+from chakra_et.names import SKELETON, RunFiles
+from chakra_et.ranks.contract import VERSION, contract
+
+if TYPE_CHECKING:
+    from chakra_et.convert.runs import RunOptions
+
+
+def write_skeletons(scratch: RunFiles, place: RunFiles, run: RunOptions) -> list[str]:
+    """Write the skeletons of the .et files in ``scratch`` where they are wanted, and remove those of an
+    earlier conversion at ``place`` where not. Returns what to tell the user, one sentence each."""
+    wanted = run.skeletons
+    written = [path for _, path in scratch.et_files()]
+    if wanted == "off" or wanted == "auto" and len(written) <= MANY_RANKS:
+        for _, path in place.et_files(SKELETON):
+            path.unlink()
+        return []
+    if wanted == "auto" and importlib.util.find_spec("pyarrow") is None:
+        return ["joint questions will read whole ranks, as skeletons need pyarrow: pip install pyarrow"]
+    with contextlib.closing(run.jobs(_write, written, run.workers)) as outcomes:
+        failed = {number: str(error) for number, error in outcomes if isinstance(error, TraceError)}
+    made = f"skeletons written of {len(written) - len(failed)} of {len(written)} ranks"
+    return [made, *(f"{written[at].name} has no skeleton: {failed[at]}" for at in sorted(failed)[:1])]
+
+
+def _write(path: Path) -> None:
+    write_skeleton(path.with_suffix(SKELETON), contract(et_file.read(path)))
 
 
 def write_skeleton(path: Path, trace: ExecutionTrace) -> None:

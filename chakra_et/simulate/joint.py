@@ -14,7 +14,7 @@ import numpy as np
 from chakra_et.arrays import coded
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
-from chakra_et.et.edges import edges_of, topological_order
+from chakra_et.et.edges import Edges, edges_of, find_cycle, topological_order
 from chakra_et.et.node_attributes import texts
 
 EVERY_RANK = "0"
@@ -179,7 +179,7 @@ def build_graph(
     if np.any(source >= target):
         order = topological_order(len(graph), source, target)
         if len(order) < len(graph):
-            raise TraceError(_describe_cycle(graph, order))
+            raise TraceError(_describe_cycle(graph))
         graph.position[order] = np.arange(len(graph))
     return graph
 
@@ -272,20 +272,13 @@ def _clocks(traces: list[ExecutionTrace]) -> np.ndarray | None:
     return None if None in origins else np.array(origins, np.int64) + np.array(offsets, np.int64)
 
 
-def _describe_cycle(graph: ReplayGraph, order: list[int]) -> str:
-    """``order``: the nodes that are neither on a cycle nor behind one."""
-    left = np.ones(len(graph), bool)
-    left[order] = False
-    inside = left[graph.source] & left[graph.target]
-    parent = dict(zip(graph.target[inside].tolist(), graph.source[inside].tolist(), strict=True))
-    node = next(iter(parent))
-    seen: dict[int, int] = {}
-    while node not in seen:
-        seen[node] = len(seen)
-        node = parent[node]
-    cycle = [member for member, at in seen.items() if at >= seen[node]]
+def _describe_cycle(graph: ReplayGraph) -> str:
+    cycle = graph.source[graph.source == graph.target][:1].tolist()
+    if not cycle:
+        is_ctrl = np.zeros(len(graph.source), bool)
+        cycle = find_cycle(len(graph), Edges(graph.target, graph.source, graph.source, is_ctrl))
     names = ", ".join(map(graph.describe, cycle[:4])) + (", …" if len(cycle) > 4 else "")
     return (
-        f"the dependencies of rank {graph.rank(node)} form a cycle of {len(cycle)} nodes ({names}), which no "
-        "simulator can finish: convert the trace again"
+        f"the dependencies of rank {graph.rank(cycle[0])} form a cycle of {len(cycle)} nodes ({names}), "
+        "which no simulator can finish: convert the trace again"
     )

@@ -13,9 +13,7 @@ import numpy as np
 
 from chakra_et.et.sets import MANY_RANKS, Skeletons
 from chakra_et.simulate.run import load_run
-from chakra_et.stragglers.heatmap import HeatMap, rank_by_step, stage_by_dp_rank
-from chakra_et.stragglers.operations import JobMeta, TimedJob, typical
-from chakra_et.stragglers.recorded import recorded_job
+from chakra_et.stragglers.recorded import JobMeta, TimedJob, recorded_job, typical
 
 THRESHOLD = 1.03
 """The slowdown from which on it is attributed to ranks, stages and types of operations."""
@@ -23,7 +21,47 @@ THRESHOLD = 1.03
 WORST_PERCENT = 3
 MOST_TRIED = 8
 """Of more data-parallel ranks than ``MANY_RANKS``, as many are tried one by one."""
+# From 1 (no slowdown) to the largest.
+SHADES = " ░▒▓█"
+MOST_ROWS, MOST_COLUMNS = 32, 64
 Slowdowns = dict[Any, float]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """``slowdown`` float64[ranks, steps]."""
+
+    ranks: list[int]
+    steps: list[int]
+    slowdown: np.ndarray
+
+    def as_json(self) -> dict[str, Any]:
+        """``{"ranks": [0, …], "steps": [5, …], "slowdown": [[1.2, …], …]}``."""
+        return {"ranks": self.ranks, "steps": self.steps, "slowdown": self.slowdown.tolist()}
+
+    def draw(self) -> list[str]:
+        """One character per cell, darker for a larger slowdown.
+
+        At most ``MOST_ROWS`` rows, those with the largest slowdowns, and ``MOST_COLUMNS`` columns: where
+        there are more, one character shows the largest of several neighbours.
+        """
+        chosen = np.sort(np.argsort(-self.slowdown.max(axis=1), kind="stable")[:MOST_ROWS])
+        width = -(-len(self.steps) // MOST_COLUMNS)
+        cells = np.maximum.reduceat(self.slowdown[chosen], np.arange(0, len(self.steps), width), axis=1)
+        largest = float(cells.max())
+        level = np.clip((cells - 1) / max(largest - 1, 1e-9), 0, 1) * (len(SHADES) - 1)
+        labels = [f"rank {self.ranks[row]}" for row in chosen.tolist()]
+        margin = max(map(len, labels))
+        lines = [f"slowdown by rank and step, '{SHADES[-1]}' is {largest:.2f}:"]
+        for label, row in zip(labels, level.tolist(), strict=True):
+            lines.append(f"{label:>{margin}} |{''.join(SHADES[round(each)] for each in row)}|")
+        ends = " … ".join(map(str, [self.steps[0], *self.steps[1:][-1:]]))
+        below = [f"step {ends}"]
+        if width > 1:
+            below.append(f"one character is {width} steps")
+        if len(chosen) < len(self.ranks):
+            below.append(f"{len(self.ranks) - len(chosen)} less slow ranks not shown")
+        return lines + [f"{'':{margin}}  {line}" for line in below]
 
 
 @dataclass
@@ -47,115 +85,89 @@ class Analysis:
     blocking_decompose_by_dp_rank: Slowdowns | None = None
     blocking_decompose_by_stage: Slowdowns | None = None
     blocking_decompose_by_optype: Slowdowns | None = None
-    blocking_decompose_by_dp_rank_per_step: dict[int, Slowdowns] | None = None
-    blocking_decompose_by_stage_per_step: dict[int, Slowdowns] | None = None
-    blocking_decompose_by_optype_per_step: dict[int, Slowdowns] | None = None
 
 
 @dataclass
 class Stragglers:
     """The whole answer. ``worst_ranks``: those that count as the worst. ``worker_slowdown``: rank → slowdown,
-    largest first. ``rank_by_step``, ``stage_by_dp_rank``: heat maps. These are None where the slowdown is
-    below the threshold."""
+    largest first. ``rank_by_step``: the same of each step. These are None where the slowdown is below the
+    threshold."""
 
     job_meta: JobMeta
     analysis: Analysis
     worst_ranks: list[int] | None
     worker_slowdown: Slowdowns | None
     rank_by_step: HeatMap | None
-    stage_by_dp_rank: HeatMap | None
     notes: list[str]
 
     def as_json(self) -> dict[str, Any]:
         """``job_meta``; the fields of ``Analysis``; ``worst_ranks``; ``worker_slowdown``; ``heatmap``
-        {``rank_by_step``, ``stage_by_dp_rank``}; ``notes``."""
+        {``rank_by_step``}; ``notes``."""
         return {
             "job_meta": asdict(self.job_meta),
             **asdict(self.analysis),
             "worst_ranks": self.worst_ranks,
             "worker_slowdown": self.worker_slowdown,
-            "heatmap": {
-                "rank_by_step": self.rank_by_step and self.rank_by_step.as_json(),
-                "stage_by_dp_rank": self.stage_by_dp_rank and self.stage_by_dp_rank.as_json(),
-            },
+            "heatmap": {"rank_by_step": self.rank_by_step and self.rank_by_step.as_json()},
             "notes": self.notes,
         }
 
 
 def analyse(job: TimedJob) -> Stragglers:
     """Simulate the job with recorded and typical durations."""
-    operations, steps, base = job.operations, job.steps, job.measured_s
-    recorded, ideal = operations.work_s, typical(operations)
-    nodelay, noblk = job.step_s(recorded), job.step_s(ideal)
-    blocking, launch = float(nodelay.mean() / noblk.mean()), float(base.mean() / nodelay.mean())
-    types = np.array(operations.optypes)[operations.optype]
-    parts = {"optype": types, "dp_rank": operations.dp_rank, "stage": operations.stage}
-    fields: dict[str, Any] = {}
-    slowdowns = maps = None
-    if blocking >= THRESHOLD:
-        found = _blocking(job, parts, ideal, nodelay, noblk)
-        fields = _fields(found, _by_step(steps, nodelay / noblk))
-        by_dp_rank, by_stage = found["dp_rank"][0], found["stage"][0]
-        slowdowns = _largest_first(
-            {
-                rank: min(by_dp_rank[dp], by_stage[stage])
-                for rank, (dp, stage) in _workers(job).items()
-                if dp in by_dp_rank
-            }
-        )
-        maps = _heat_maps(job, found)
+    operations, base = job.operations, job.measured_s
+    ideal = typical(operations)
+    nodelay, noblk = job.step_s(operations.work_s), job.step_s(ideal)
+
+    def by_step(values: np.ndarray) -> dict[int, float]:
+        return dict(zip(job.steps, values.tolist(), strict=True))
+
     analysis = Analysis(
-        step_t_base=_by_step(steps, base),
-        step_t_nodelay=_by_step(steps, nodelay),
-        step_t_noblk=_by_step(steps, noblk),
-        launch_slowdown=launch,
-        blocking_slowdown=blocking,
-        blocking_step_slowdown=_largest_first(_by_step(steps, nodelay / noblk)),
-        launch_step_slowdown=_largest_first(_by_step(steps, base / nodelay)),
-        **fields,
+        step_t_base=by_step(base),
+        step_t_nodelay=by_step(nodelay),
+        step_t_noblk=by_step(noblk),
+        launch_slowdown=float(base.mean() / nodelay.mean()),
+        blocking_slowdown=float(nodelay.mean() / noblk.mean()),
+        blocking_step_slowdown=_largest_first(by_step(nodelay / noblk)),
+        launch_step_slowdown=_largest_first(by_step(base / nodelay)),
     )
+    found = Stragglers(job.meta, analysis, None, None, None, list(job.notes))
+    if analysis.blocking_slowdown < THRESHOLD:
+        return found
 
-    ranks = None
-    if slowdowns is not None:
-        count = -(-len(slowdowns) * WORST_PERCENT // 100)
-        ranks = sorted(slowdowns, key=lambda rank: (-slowdowns[rank], rank))[:count]
-    return Stragglers(
-        job_meta=job.meta,
-        analysis=analysis,
-        worst_ranks=ranks,
-        worker_slowdown=slowdowns,
-        rank_by_step=maps and maps[0],
-        stage_by_dp_rank=maps and maps[1],
-        notes=job.notes + _about_tried(job) * (blocking >= THRESHOLD),
-    )
-
-
-def _about_tried(job: TimedJob) -> list[str]:
-    if job.meta.dp_size <= MANY_RANKS:
-        return []
-    return [
-        f"slowdowns are those of the {MOST_TRIED} of {job.meta.dp_size:,} data-parallel ranks whose work "
-        "exceeds the typical most"
-    ]
-
-
-# Of each name: the mean slowdown of its parts, and the slowdowns of each step.
-_Parts = dict[str, tuple[Slowdowns, dict[int, Slowdowns]]]
-
-
-def _blocking(
-    job: TimedJob, parts: dict[str, np.ndarray], ideal: np.ndarray, nodelay: np.ndarray, noblk: np.ndarray
-) -> _Parts:
-    """The slowdowns where only one part keeps its recorded durations; ``parts``: name → the part of each
-    operation, [N]."""
-    found = {}
-    for name, part in parts.items():
-        keeps = {x: part == x for x in _tried(part, job.operations.work_s - ideal)}
-        times = {
-            x: nodelay if kept.all() else job.step_s(np.where(kept, job.operations.work_s, ideal))
+    def kept_alone(part: np.ndarray) -> dict[Any, np.ndarray]:
+        """Step times where only one part keeps its recorded durations; ``part``: of each operation, [N]."""
+        keeps = {x: part == x for x in _tried(part, operations.work_s - ideal)}
+        return {
+            x: nodelay if kept.all() else job.step_s(np.where(kept, operations.work_s, ideal))
             for x, kept in keeps.items()
         }
-        found[name] = _slowdowns(job.steps, times, noblk)
+
+    def means(times: dict[Any, np.ndarray]) -> Slowdowns:
+        return {x: float(each.mean() / noblk.mean()) for x, each in times.items()}
+
+    dp_rank, stage = kept_alone(operations.dp_rank), kept_alone(operations.stage)
+    optype = kept_alone(np.array(operations.optypes)[operations.optype])
+    by_dp_rank, by_stage = means(dp_rank), means(stage)
+    analysis.blocking_decompose_by_dp_rank = _largest_first(by_dp_rank)
+    analysis.blocking_decompose_by_stage = _largest_first(by_stage)
+    analysis.blocking_decompose_by_optype = _largest_first(means(optype))
+    # The slowdown of a worker is the smaller one of its data-parallel rank and its stage (equation 4).
+    rank, row = np.unique(operations.rank, return_index=True)
+    places = zip(*(each[row].tolist() for each in (operations.dp_rank, operations.stage)), strict=True)
+    workers = {
+        worker: place for worker, place in zip(rank.tolist(), places, strict=True) if place[0] in dp_rank
+    }
+    slowdowns = {worker: min(by_dp_rank[dp], by_stage[at]) for worker, (dp, at) in workers.items()}
+    found.worker_slowdown = _largest_first(slowdowns)
+    cells = [np.minimum(dp_rank[dp], stage[at]) / noblk for dp, at in workers.values()]
+    found.rank_by_step = HeatMap(list(workers), list(job.steps), np.array(cells))
+    found.worst_ranks = list(found.worker_slowdown)[: -(-len(slowdowns) * WORST_PERCENT // 100)]
+    if job.meta.dp_size > MANY_RANKS:
+        found.notes.append(
+            f"slowdowns are those of the {MOST_TRIED} of {job.meta.dp_size:,} data-parallel ranks whose work "
+            "exceeds the typical most"
+        )
     return found
 
 
@@ -166,47 +178,6 @@ def _tried(part: np.ndarray, cost_s: np.ndarray) -> list[Any]:
         return list(values.tolist())
     most = np.argsort(-np.bincount(index, cost_s), kind="stable")[:MOST_TRIED]
     return list(values[np.sort(most)].tolist())
-
-
-def _slowdowns(
-    steps: list[int], times: dict[Any, np.ndarray], ideal: np.ndarray
-) -> tuple[Slowdowns, dict[int, Slowdowns]]:
-    per_step = {
-        step: _largest_first({part: float(time[at] / ideal[at]) for part, time in times.items()})
-        for at, step in enumerate(steps)
-    }
-    return _largest_first({part: float(time.mean() / ideal.mean()) for part, time in times.items()}), per_step
-
-
-def _fields(found: _Parts, slowdown: dict[int, float]) -> dict[str, Any]:
-    """The fields ``blocking_decompose_by_NAME`` and ``…_per_step``; ``slowdown`` orders the steps."""
-    fields: dict[str, Any] = {}
-    for name, (means, per_step) in found.items():
-        fields[f"blocking_decompose_by_{name}"] = means
-        fields[f"blocking_decompose_by_{name}_per_step"] = {
-            step: per_step[step] for step in _largest_first(slowdown)
-        }
-    return fields
-
-
-def _heat_maps(job: TimedJob, found: _Parts) -> tuple[HeatMap, HeatMap]:
-    (by_dp_rank, dp_rank_per_step), (by_stage, stage_per_step) = found["dp_rank"], found["stage"]
-    workers = {rank: place for rank, place in _workers(job).items() if place[0] in by_dp_rank}
-    return (
-        rank_by_step(job.steps, workers, dp_rank_per_step, stage_per_step),
-        stage_by_dp_rank(by_dp_rank, by_stage),
-    )
-
-
-def _workers(job: TimedJob) -> dict[int, tuple[int, int]]:
-    """Rank → (data-parallel rank, stage), in the order of ranks."""
-    rank, row = np.unique(job.operations.rank, return_index=True)
-    columns = (rank, job.operations.dp_rank[row], job.operations.stage[row])
-    return {rank: (dp, stage) for rank, dp, stage in np.stack(columns, axis=1).tolist()}
-
-
-def _by_step(steps: list[int], values: np.ndarray) -> dict[int, float]:
-    return dict(zip(steps, values.tolist(), strict=True))
 
 
 def _largest_first(slowdowns: Slowdowns) -> Slowdowns:

@@ -85,9 +85,8 @@ def _text(name: str, found: Stragglers, diagnosis: Sequence[str]) -> str:
     }
     for heading, slowdowns in parts.items():
         lines += _parts(heading, slowdowns or {})
-    for heat_map in (found.rank_by_step, found.stage_by_dp_rank):
-        if heat_map is not None and heat_map.slowdown.size > 1:
-            lines += ["", *heat_map.draw()]
+    if found.rank_by_step is not None and found.rank_by_step.slowdown.size > 1:
+        lines += ["", *found.rank_by_step.draw()]
     if found.notes:
         lines += ["", *(f"note: {note}" for note in found.notes)]
     return "\n".join(lines)

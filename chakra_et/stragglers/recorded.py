@@ -1,20 +1,19 @@
-"""A job from our own .et files, which the joint device replay simulates."""
+"""A job from our own .et files, which the joint device replay simulates, and its typical durations."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
+from chakra_et.arrays import coded, medians
 from chakra_et.errors import TraceError
 from chakra_et.job.axes import dp_ranks_of, stages_of
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.run import Run
-from chakra_et.simulate.timing import Timing
-from chakra_et.stragglers.operations import JobMeta, JobOperations, TimedJob
 from chakra_et.stragglers.stretches import Stretches, find_stretches
 
 NS = 1e-9
@@ -22,38 +21,102 @@ NS = 1e-9
 LATE_S = 1e-3
 
 
+@dataclass(frozen=True)
+class JobMeta:
+    """How a job is laid out."""
+
+    trial_name: str
+    dp_size: int
+    pp_size: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class JobOperations:
+    """N operations of all ranks of a job; arrays have N entries, int64 unless stated.
+
+    ``optype``: index into ``optypes``. ``dp_rank``, ``stage``, ``rank``: who ran it. ``step``: its training
+    step. ``group``: operations with the same number do the same work. ``by_median`` bool: the group's typical
+    time is its median, as for communication. ``work_s`` float64: seconds that it takes by itself, for
+    communication the time from the last peer's start.
+    """
+
+    optypes: list[str]
+    optype: np.ndarray
+    dp_rank: np.ndarray
+    stage: np.ndarray
+    rank: np.ndarray
+    step: np.ndarray
+    group: np.ndarray
+    by_median: np.ndarray
+    work_s: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.optype)
+
+
+@dataclass(frozen=True)
+class TimedJob:
+    """A measured job that can be simulated with other durations.
+
+    ``steps`` in ascending order; ``measured_s`` float64[steps]; ``notes``: what was assumed, one sentence
+    each. ``step_s(work_s)``: step times in s, float64[steps], where each operation takes so long, float64[N]
+    in s, and all ranks begin at once.
+    """
+
+    meta: JobMeta
+    operations: JobOperations
+    steps: list[int]
+    measured_s: np.ndarray
+    notes: list[str]
+    step_s: Callable[[np.ndarray], np.ndarray]
+
+
+def typical(operations: JobOperations) -> np.ndarray:
+    """What each operation takes in the ideal job, float64[N] in s.
+
+    Communication takes the median of its group. Computation takes the mean of its group, and is spread
+    evenly over the stages, type by type: the paper takes the mean because work that is spread unevenly over
+    the workers could be spread evenly.
+    """
+    _, group = coded(operations.group)
+    median = medians(operations.work_s, group)
+    mean = np.bincount(group, operations.work_s) / np.bincount(group)
+    times: np.ndarray = np.where(operations.by_median, median[group], mean[group])
+    # So that the stages that have a type spend as long on it, per worker and step.
+    stages = int(operations.stage.max()) + 1
+    cell = operations.optype * stages + operations.stage
+    size = len(operations.optypes) * stages
+    workers = np.unique(np.stack([operations.stage, operations.rank, operations.step]), axis=1)[0]
+    per_worker = np.bincount(cell, times, size).reshape(-1, stages) / np.bincount(workers, minlength=stages)
+    has = per_worker > 0
+    even = per_worker.sum(axis=1) / np.maximum(has.sum(axis=1), 1)
+    factor = np.divide(even[:, None], per_worker, out=np.ones_like(per_worker), where=has)
+    return np.where(operations.by_median, times, times * factor.ravel()[cell])
+
+
 def recorded_job(run: Run) -> TimedJob:
-    """The job of a run. Raises ``TraceError`` where ranks can't be compared."""
-    if len(run.graph.ranks) < 2:
+    """The job of a run. Raises ``TraceError`` where ranks can't be compared, have no communication in common,
+    or recorded different steps."""
+    graph, matching, times = run.graph, run.matching, run.timing
+    if len(graph.ranks) < 2:
         raise TraceError(
             f"{run.name}: one rank has no others to compare it with: give the NAME of a run with NAME.0.et, "
             "NAME.1.et, …"
         )
-    job = job_of(run.name, run.graph, run.matching, run.timing, run.schedule)
-    return replace(job, notes=[*run.notes, *(note for note in job.notes if note not in run.notes)])
-
-
-def job_of(
-    name: str, graph: ReplayGraph, matching: Matching, times: Timing, schedule: Schedule | None = None
-) -> TimedJob:
-    """The job of traces that are already joined; ``name``: the run, or its path.
-
-    Raises ``TraceError`` for ranks without common communication and for those that recorded different steps.
-    """
     if not matching.channels:
         raise TraceError(
-            f"{name}: its ranks have no communication in common, so none waits for another: give the .et "
+            f"{run.name}: its ranks have no communication in common, so none waits for another: give the .et "
             "files of one job"
         )
-    schedule = schedule or make_schedule(graph, matching)
-    found = find_stretches(name, graph)
+    found = find_stretches(run.name, graph)
     stages = stages_of(graph.traces, graph.ranks)
-    table = _make_table(graph, found, matching, times, stages)
-    operations, notes = table.operations, matching.notes + times.notes + table.notes
+    table = _make_table(graph, found, matching, run.measured.lasting_ns, stages)
+    operations, notes = table.operations, [*run.notes, *table.notes]
 
     def step_s(work_s: np.ndarray, release_ns: int | np.ndarray = 0) -> np.ndarray:
         own = table.durations(graph.own_ns, work_s / NS)
-        _, end = schedule.run(own, own, np.broadcast_to(release_ns, len(graph)))
+        _, end = run.schedule.run(own, own, np.broadcast_to(release_ns, len(graph)))
         return _step_times(end, found, 0)
 
     apart_s = max(times.release_ns) * NS
@@ -66,9 +129,9 @@ def job_of(
         measured_s = _step_times(starts + graph.duration_ns, found, int(starts.min()))
     else:
         notes.append("the files hold no start times on one clock: step_t_base is simulated")
-        measured_s = step_s(operations.work_s, np.array(times.release_ns, np.int64)[graph.trace_of])
+        measured_s = step_s(operations.work_s, run.release_ns)
     meta = JobMeta(
-        trial_name=run_at(name).name,
+        trial_name=run_at(run.name).name,
         dp_size=int(operations.dp_rank.max()) + 1,
         pp_size=len(set(stages.values())),
         world_size=len(graph.ranks),
@@ -116,7 +179,7 @@ class _Table:
 
 
 def _make_table(
-    graph: ReplayGraph, found: Stretches, matching: Matching, times: Timing, stages: dict[int, int]
+    graph: ReplayGraph, found: Stretches, matching: Matching, lasting_ns: np.ndarray, stages: dict[int, int]
 ) -> _Table:
     """``stages``: rank → its stage. Ranks of one stage whose steps communicate alike do the same work."""
     steps, types = len(found.steps), len(found.optypes)
@@ -134,7 +197,7 @@ def _make_table(
     row_place = groups[row_group] % places
     work = np.bincount(row_of_node, graph.own_ns[nodes], len(row_group))
     _, comm_group = np.unique(group[comm], return_inverse=True)
-    transfer = np.where(matching.operation >= 0, times.lasting_ns(graph, matching), graph.own_ns)
+    transfer = np.where(matching.operation >= 0, lasting_ns, graph.own_ns)
 
     stretch_of_node = np.full(len(graph), -1, dtype=np.int64)
     known, stretch_of_node[nodes] = np.unique(
