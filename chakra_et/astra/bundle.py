@@ -12,7 +12,6 @@ import numpy as np
 
 from chakra_et.astra import bundle_texts
 from chakra_et.astra.bundle_texts import Expected
-from chakra_et.astra.missing_ranks import Ranks, trimmed
 from chakra_et.astra.network_dimensions import (
     crossings,
     effective_sizes,
@@ -21,7 +20,7 @@ from chakra_et.astra.network_dimensions import (
     with_shorter_messages,
 )
 from chakra_et.astra.packet_backends import Backend, write_backend
-from chakra_et.astra.prepare import Keep, larger_sizes, prepared, sentences, with_dependencies
+from chakra_et.astra.prepare import Keep, Ranks, larger_sizes, prepared, sentences, trimmed, with_dependencies
 from chakra_et.cost.network_sources import read_topology
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError

@@ -1,4 +1,4 @@
-"""Make one rank's nodes what ASTRA-sim runs: each change is counted, none is silent.
+"""Make the nodes of a set's ranks what ASTRA-sim runs: each change is counted, none is silent.
 
 Facts from astra-sim/workload/Workload.cc: memory nodes need a remote memory model, which the bundle has not;
 all-reduce, all-gather, reduce-scatter and all-to-all are simulated, a broadcast lasts as recorded, any other
@@ -7,9 +7,9 @@ collective throws; a communication on the CPU throws.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,9 +18,17 @@ from chakra_et.convert.emit import NEAREST_IN_ASTRA_SIM
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.et.edges import edges_of
-from chakra_et.et.node_attributes import communicates, has, set_integers, texts, with_integers, without
+from chakra_et.et.node_attributes import (
+    communicates,
+    has,
+    set_integers,
+    texts,
+    with_integers,
+    with_metadata,
+    without,
+)
 from chakra_et.et.rearrange import select
-from chakra_et.job.sets import Groups
+from chakra_et.job.sets import Groups, InputSet
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.validate.table import SIMULATED, UNEVEN
@@ -41,6 +49,53 @@ _OF_COMMUNICATION = (
     "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "comm_priority", "pg_name",
     "transfer_micros", "wait_micros",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What goes into a bundle: a set that lacks no rank. ``steps``: what was done about those that it lacked;
+    ``captured``: the captured numbers of the ranks, in order, where others were left out."""
+
+    set: InputSet
+    steps: Sequence[str] = ()
+    captured: Sequence[int] | None = None
+
+
+def ranks_of(found: InputSet, trim: bool = False) -> Ranks:
+    """The ranks of a set. Raises ``TraceError`` where some are missing and ``trim`` is False."""
+    if not found.missing:
+        return Ranks(found)
+    if not trim:
+        raise TraceError(
+            f"{found.name}: {found.lacks}: convert them, or use --trim to leave them out or --fill to "
+            "make them from their like"
+        )
+    place = {rank: at for at, rank in enumerate(found.files)}
+    step = (
+        f"{found.lacks} and were left out (--trim): the others are ranks 0 to {len(place) - 1}, groups "
+        "are cut to them, sizes are as recorded"
+    )
+    groups = {
+        name: [place[rank] for rank in members if rank in place] for name, members in found.groups.items()
+    }
+    files = dict(enumerate(found.files.values()))
+    used = {name: members for name, members in groups.items() if members}
+    return Ranks(replace(found, files=files, groups=used), (step,), list(place))
+
+
+def trimmed(trace: ExecutionTrace, ranks: Sequence[int]) -> tuple[ExecutionTrace, int]:
+    """The trace with peers renumbered to their place in ``ranks``, and how many messages to and from absent
+    ranks became compute. Collectives keep their sizes."""
+    place = np.full(max(ranks) + 2, -1, dtype=np.int64)
+    place[list(ranks)] = np.arange(len(ranks))
+    lost = np.zeros(len(trace), dtype=bool)
+    for name, kind in (("comm_src", NodeType.COMM_RECV), ("comm_dst", NodeType.COMM_SEND)):
+        if name in trace.attributes:
+            new = place[np.clip(trace.column(name, -1), -1, len(place) - 1)]
+            lost |= (trace.types == kind) & (new < 0)
+            present = has(trace, name) & (new >= 0)
+            trace = set_integers(trace, name, trace.attributes[name].kind, new, present)
+    return with_metadata(as_compute(trace, lost), world_size=len(ranks), rank=None), int(lost.sum())
 
 
 def larger_sizes(talk: Mapping[int, ExecutionTrace], groups: Groups) -> dict[int, dict[int, int]]:
@@ -106,7 +161,7 @@ def as_compute(trace: ExecutionTrace, rows: np.ndarray) -> ExecutionTrace:
     if not rows.any():
         return trace
     types = np.where(rows, np.uint8(NodeType.COMP), trace.types).astype(np.uint8)
-    return without(dataclasses.replace(trace, types=types), _OF_COMMUNICATION, rows)
+    return without(replace(trace, types=types), _OF_COMMUNICATION, rows)
 
 
 def _nearest(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
@@ -151,7 +206,7 @@ def _ended(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
         return trace
     counts["end"] = 1
     data, control = trace.data_deps, trace.ctrl_deps
-    ended = dataclasses.replace(
+    ended = replace(
         trace,
         ids=np.append(trace.ids, trace.ids.max() + np.uint64(1)),
         names=Strings([*trace.names.table, b"end"], np.append(trace.names.index, len(trace.names.table))),
@@ -187,7 +242,7 @@ def with_dependencies(trace: ExecutionTrace, before: np.ndarray, after: np.ndarr
     order = np.argsort(owner, kind="stable")
     values = np.concatenate([deps.values, trace.ids[before]])[order]
     offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=len(trace)), dtype=np.int64)))
-    return dataclasses.replace(trace, ctrl_deps=Ragged(offsets, values))
+    return replace(trace, ctrl_deps=Ragged(offsets, values))
 
 
 def sentences(counts: Mapping[str, int]) -> list[str]:

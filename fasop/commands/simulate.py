@@ -83,7 +83,7 @@ def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
     What was written, or why nothing was. Its README states what ASTRA-sim's network can't express.
     """
     from chakra_et.astra.bundle import write_bundle
-    from chakra_et.astra.missing_ranks import ranks_of
+    from chakra_et.astra.prepare import ranks_of
     from chakra_et.cost.network_sources import planned_topology
     from chakra_et.errors import TraceError
     from chakra_et.job.sets import read_set
