@@ -34,7 +34,7 @@ from chakra_et.simulate.collective_order import missing_order
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.measured_steps import measured_times
-from chakra_et.simulate.replays import LARGEST_REPLAY, astra_replay
+from chakra_et.simulate.replays import astra_replay
 from chakra_et.simulate.timing import Timing
 from chakra_et.validate.astra import check_sizes
 from chakra_et.validate.check import check, check_together
@@ -96,21 +96,13 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     notes = [*simulated.notes, *_notes(simulated, groups, talk)]
     answer: Expected = {"measured": {}, "simulated": {}}
     all_modelled = all(map(_modelled, traces.values()))
-    large = sum(map(len, traces.values())) > LARGEST_REPLAY
-    if large:
-        notes.append(
-            f"more than {LARGEST_REPLAY:,} nodes: groups that overlap have no order of collectives, "
-            "and expected.json has no times"
-        )
-    else:
-        traces, added = _ordered(traces, groups)
-        changed = [*added, *changed]
+    traces, added = _ordered(traces, groups)
     if all_modelled:
         notes.append("the compute nodes have no durations, so that expected.json has no times")
-    elif not large:
+    else:
         answer = expected(traces, groups, simulated)
         notes += _planned(talk, answer, simulated)
-    changed = [*ranks.steps, *changed]
+    changed = [*ranks.steps, *added, *changed]
     times = [time for time in answer["simulated"].values() if time is not None]
     _write(RunFiles(scratch, name), traces)
     write_json(scratch / f"{name}_comm_groups.json", groups)

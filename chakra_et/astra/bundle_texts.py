@@ -192,10 +192,6 @@ def expected_json(
             "handshake_bytes": HANDSHAKE_BYTES,
             "handshake": [handshake(dimension) / 1000 for dimension in topology.dimensions],
         },
-        "explanation": {
-            "measured": "recorded, from the rank's first node to its end",
-            "simulated": "as ASTRA-sim runs the nodes on its network: what its log should have",
-        },
         **{what: {str(rank): time for rank, time in times.items()} for what, times in answer.items()},
         "notes": list(notes),
     }

@@ -36,7 +36,6 @@ from chakra_et.validate.table import SIMULATED, UNEVEN
 Keep = Literal["all", "gpu", "comm"]
 CHANGES = {
     "memory": "memory nodes run as compute, for their recorded durations",
-    "other": "nodes without work of their own (METADATA, INVALID) run as compute",
     "nearest": "collectives that ASTRA-sim doesn't have run as the nearest one: {}",
     "uneven": "parts of collectives have the bytes of the largest, where ranks contribute different numbers",
     "incomplete": "communications without a kind, a size or a peer run as compute, as long as recorded",
@@ -134,9 +133,8 @@ def prepared(
         rows = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
         trace = with_integers(trace, "comm_size", {int(rows[at]): size for at, size in larger.items()})
     memory = np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))
-    other = np.isin(trace.types, (NodeType.METADATA, NodeType.INVALID))
-    counts["memory"], counts["other"] = int(memory.sum()), int(other.sum())
-    trace = as_compute(trace, memory | other)
+    counts["memory"] = int(memory.sum())
+    trace = as_compute(trace, memory)
     trace = _nearest(trace, counts)
     incomplete = communicates(trace) & ~_complete(trace)
     table, index = texts(trace, "pg_name")

@@ -21,8 +21,6 @@ from chakra_et.simulate.matching import Matching, check_same, deadlock
 from chakra_et.simulate.timing import Timing, join
 
 CPU, GPU, COMM, RECV = range(4)
-LARGEST_REPLAY = 5_000_000
-"""Nodes, all ranks together, up to which a set is replayed where nobody asked for it: 1 GB and a minute."""
 
 
 @dataclass

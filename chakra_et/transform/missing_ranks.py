@@ -9,6 +9,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
+from chakra_et.et.node_attributes import without
 from chakra_et.job.mesh import ScaledGroups, find_mesh
 from chakra_et.job.sets import InputSet
 from chakra_et.transform.rank_copies import (
@@ -55,6 +56,8 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
         busy = [compute_micros(traces[other]) for other in alike]
         spreads.append(relative_spread(busy))
         plain = without_waiting(traces[source], lasting[source])
+        # What the rank sent to each other one isn't known.
+        plain = without(plain, ("comm_in_split", "comm_out_split"), np.ones(len(plain), bool))
         names = names_in(traces[source], groups, place)
         peers = peers_in(traces[source], mesh, mesh, places[source], place)
         factors = drawn_factors(generator, busy, alike.index(source), None)

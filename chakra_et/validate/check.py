@@ -114,7 +114,6 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
     ``for_astra``: also check the files and the bundle around them against the needs of ASTRA-sim.
     """
     # A conversion checks no bundles.
-    from chakra_et.simulate.replays import LARGEST_REPLAY
     from chakra_et.validate.astra import check_file_for_astra, check_order, check_run_for_astra, read_system
 
     groups = run.comm_groups()
@@ -140,7 +139,7 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
         if rank is not None:
             # A run can have hundreds of ranks: keep only what the check of the whole run needs.
             communication[rank] = trace.communication()
-            if for_astra and sum(map(len, whole.values())) <= LARGEST_REPLAY:
+            if for_astra:
                 whole[rank] = trace
     if run.is_run and len(communication) == len(run.files):
         names = {rank: str(path) for rank, path in run.files.items() if rank is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,12 +13,29 @@ from hypothesis import strategies as st
 
 from chakra_et.__main__ import main
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.et.node_attributes import with_texts
 from chakra_et.transform.rank_copies import compute_micros
 from tests.astra.sets import write_set
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 STEPS = 12
+
+
+def test_a_filled_rank_has_no_splits_of_another(tmp_path: Path) -> None:
+    """Those of the rank that it was made from contradicted the others' in uneven all-to-alls."""
+    sent = [[1, 2, 3, 4], [2, 2, 2, 2], [4, 3, 2, 1], [9, 1, 1, 1]]
+    traces = {}
+    for rank in range(4):
+        all_to_all = {"comm_type": int(CollectiveType.ALL_TO_ALL), "comm_size": 1 << 16, "is_cpu_op": 0}
+        trace = make_trace(cpu(1, 20), collective(2, 90, (1,), **all_to_all), rank=rank, world_size=4)
+        trace = with_texts(trace, "comm_in_split", {1: json.dumps(sent[rank])})
+        traces[rank] = with_texts(trace, "comm_out_split", {1: json.dumps([of[rank] for of in sent])})
+    name = write_set(tmp_path / "set", traces, {"1": [0, 1, 2, 3]})
+    assert main(["validate", name]) == 0
+    Path(f"{name}.3.et").unlink()
+    words = ["astra", name, "--fill", "--mesh", "dp4", "-o", str(tmp_path / "bundle")]
+    assert main([*words, "--topology", "4 ranks, 10 Gbit/s, 5 us"]) == 0
 
 
 def replica(rank: int, ranks: int, micros: np.ndarray) -> ExecutionTrace:
