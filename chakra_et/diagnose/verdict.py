@@ -39,6 +39,8 @@ CAUSE = 0.15
 WORTH = 0.01
 """Changes with less gain aren't listed."""
 BUSY, MOSTLY, IDLE, ABOVE = 0.9, 0.8, 0.25, 1.1
+BEFORE = "work before the recording"
+"""Nodes of the device that stand for work of unknown kinds, see ``convert``."""
 LONG_NS, OUTSIDE = 1e6, "outside of operators"
 DEVICE = -1
 """All work of the device together."""
@@ -311,6 +313,7 @@ def _slow_in(run: Run, classes: np.ndarray, rank: int) -> str:
 def _kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
     """The ``LISTED`` names with the most time, of devices or else of the operators of the CPU."""
     chosen = device if device.any() else run.kind == KINDS.index("operator")
+    chosen = chosen & np.array([name != BEFORE for name in run.names])[run.name_of]
     columns = (
         run.measured.own_ns,
         chosen,

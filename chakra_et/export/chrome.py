@@ -1,10 +1,10 @@
-"""A run in the Trace Event Format, as PyTorch's profiler writes it: all ranks for viewers, or one rank.
+"""The nodes of a run as events of the Trace Event Format, as PyTorch's profiler writes it.
 
-chrome://tracing and Speedscope open it, and TensorBoard's plugin torch-tb-profiler a rank's: steps are
-annotations, kernels and copies have their launch's correlation, operators the id by which their kernels name
-them. Nodes are self time, so that an operator with others inside appears as several calls.
-Sources: the document "Trace Event Format" of the Chromium project; the traces that PyTorch writes, with
-categories and fields as in ``traces.device_format``.
+chrome://tracing and Speedscope open them, Perfetto gets them as slices, and TensorBoard's plugin
+torch-tb-profiler a rank's: steps are annotations, kernels and copies have their launch's correlation,
+operators the id by which their kernels name them. Nodes are self time, so that an operator with others inside
+appears as several calls. Sources: the document "Trace Event Format" of the Chromium project; the traces that
+PyTorch writes, with categories and fields as in ``traces.device_format``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import IO, Any
 
 import numpy as np
 
+from chakra_et.export.perfetto import Event, Slices
 from chakra_et.export.window import Window
 from chakra_et.report.columns import NODE_KINDS
 from chakra_et.report.times import WHOLE, find_steps
 
 # Kinds that are events of PyTorch's traces; overhead and annotations are not.
 CATEGORIES = {"operator": "cpu_op", "runtime": "cuda_runtime", "kernel": "kernel", "copy": "gpu_memcpy"}
+OTHERS = frozenset(NODE_KINDS) - {"kernel"}
 # Process ids: the plugin takes those of device processes for the ids of devices.
 DEVICE, CPU = 0, 1
-
-Event = dict[str, Any]
 
 
 def packed(file: IO[bytes]) -> IO[bytes]:
@@ -35,29 +35,59 @@ def packed(file: IO[bytes]) -> IO[bytes]:
 
 def write(window: Window, file: IO[bytes]) -> None:
     """Write ``window`` as JSON, one event per line; a rank has a process for its CPU, one for its device."""
-    file.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
-    separator = b""
-    for rank in dict.fromkeys(window.rank.tolist()):
-        for event in _kineto_events(window, rank):
-            event["pid"] += 2 * rank
-            file.write(separator + json.dumps(event, separators=(",", ":")).encode())
-            separator = b",\n"
+    separator = b'{"displayTimeUnit": "ns", "traceEvents": [\n'
+    for event in _events(window):
+        file.write(separator + json.dumps(event, separators=(",", ":")).encode())
+        separator = b",\n"
     file.write(b"\n]}\n")
+
+
+def write_perfetto(window: Window, file: IO[bytes]) -> None:
+    """Write ``window`` as a Perfetto trace."""
+    found = Slices()
+    for event in _events(window):
+        event["pid"] += 1  # Perfetto keeps 0 for the idle process
+        found.add(event)
+    found.write(file)
 
 
 def write_kineto(window: Window, rank: int, file: IO[bytes]) -> None:
     """Write what ``window`` has of ``rank`` as PyTorch's profiler would, compressed."""
     info = {"rank": rank, "world_size": len(window.run.ranks)}
-    document = {
-        "schemaVersion": 1,
-        "distributedInfo": info,
-        "traceEvents": list(_kineto_events(window, rank)),
-    }
+    events = [event for event in _of_rank(window, rank) if event.get("cat") not in OTHERS]
+    own = window.rank == rank
+    first, last = int(window.start_ns[own].min()), int(window.end_ns[own].max())
+    main = next(row for row in window.used_rows() if window.rows[row].rank == rank)
+    for step in find_steps(window.run):
+        if step.rank == rank and step.name != WHOLE and step.start_ns < last and step.end_ns > first:
+            name = f"ProfilerStep#{step.name}"
+            events.append(_span(name, "user_annotation", CPU, main, step.start_ns, step.end_ns, {}))
+    document = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}
     with packed(file) as written:
         written.write(json.dumps(document, separators=(",", ":")).encode())
 
 
-def _kineto_events(window: Window, rank: int) -> Iterator[Event]:
+def _events(window: Window) -> Iterator[Event]:
+    """The events of all ranks, dependencies between rows as flows, and counters."""
+    rank, row = window.rank, window.row
+    process = [2 * row.rank + (DEVICE if row.kind == "gpu" else CPU) for row in window.rows]
+    for each in dict.fromkeys(rank.tolist()):
+        for event in _of_rank(window, each):
+            yield event | {"pid": event["pid"] + 2 * each}
+    across = np.flatnonzero(row[window.source] != row[window.target])
+    for number, edge in enumerate(across.tolist()):
+        for kind, at in (("s", int(window.source[edge])), ("f", int(window.target[edge]))):
+            of = int(row[at])
+            place = {"pid": process[of], "tid": of, "ts": int(window.start_ns[at]) / 1000}
+            yield {"ph": kind, "id": number, "name": window.edge_kind[edge], "cat": "dependency", **place}
+    for curve in window.curves():
+        for label, levels in curve.lines().items():
+            for time, level in zip(curve.time_ns.tolist(), levels.tolist(), strict=True):
+                place = {"pid": 2 * curve.rank + CPU, "ts": time / 1000}
+                yield {"ph": "C", "name": label, **place, "args": {"value": max(level, 0)}}
+
+
+def _of_rank(window: Window, rank: int) -> Iterator[Event]:
     run = window.run
     rows = [row for row in window.used_rows() if window.rows[row].rank == rank]
     process = {row: DEVICE if window.rows[row].kind == "gpu" else CPU for row in rows}
@@ -66,29 +96,24 @@ def _kineto_events(window: Window, rank: int) -> Iterator[Event]:
     for row in rows:
         yield _about("thread_name", {"name": window.rows[row].label}, process[row], row)
     own = np.flatnonzero(window.rank == rank)
-    first, last = int(window.start_ns[own].min()), int(window.end_ns[own].max())
-    main = next((row for row in rows if process[row] == CPU), rows[0])
-    for step in find_steps(run):
-        if step.rank == rank and step.name != WHOLE and step.start_ns < last and step.end_ns > first:
-            name = f"ProfilerStep#{step.name}"
-            yield _span(name, "user_annotation", CPU, main, step.start_ns, step.end_ns, {})
     parent = run.parent[window.node]
     edges = zip(window.source.tolist(), window.target.tolist(), window.edge_kind, strict=True)
     launched = {source: target for source, target, kind in edges if kind == "launch"}
+    size, wait = run.graph.attribute("comm_size", 0)[window.node], run.wait_ns[window.node]
     for at in own.tolist():
         row, kind = int(window.row[at]), NODE_KINDS[int(window.kind[at])]
-        on_device = process[row] == DEVICE
-        category = CATEGORIES.get(kind)
+        on_device, number = process[row] == DEVICE, int(window.id[at])
+        category = CATEGORIES.get(kind, kind)
         if kind == "transfer":
             category = "kernel" if on_device else "cpu_op"
-        if category is None:
-            continue
-        number = int(window.id[at])
-        args: dict[str, Any] = {"External id": int(run.ids[parent[at]]) if parent[at] >= 0 else number}
+        args: dict[str, Any] = {"id": number}
+        args["External id"] = int(run.ids[parent[at]]) if parent[at] >= 0 else number
         if on_device:
             args |= {"device": DEVICE, "stream": row, "correlation": number}
         elif at in launched:
             args["correlation"] = int(window.id[launched[at]])
+        if size[at]:
+            args |= {"bytes": int(size[at]), "waits for ranks ns": int(wait[at])}
         start, end = int(window.start_ns[at]), int(window.end_ns[at])
         yield _span(window.names[int(window.name[at])], category, process[row], row, start, end, args)
 

@@ -22,7 +22,7 @@ from typing import IO, Literal
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.export import chrome, perfetto, publish, recorded, tables
+from chakra_et.export import chrome, publish, recorded, tables
 from chakra_et.export.tables import Table
 from chakra_et.export.window import Window, choose
 from chakra_et.files import atomic_file
@@ -55,7 +55,7 @@ def _write_table(
 
 # The files of a format, by the ends of their names.
 FILES: dict[str, dict[str, Write]] = {
-    "perfetto": {".pftrace": perfetto.write},
+    "perfetto": {".pftrace": chrome.write_perfetto},
     "chrome": {"_trace.json.gz": chrome.write},
     "parquet": _tables(".parquet", tables.write_parquet),
     "csv": _tables(".csv", tables.write_csv),

@@ -9,7 +9,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.report.columns import EDGE_NAMES, edge_kinds, name_codes, page_kinds
 from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import Curve, Row, curves, lay_out
+from chakra_et.report.timeline import Curve, Row, curves, lay_out, queues
 from chakra_et.report.times import find_steps
 from chakra_et.traces.sets import rank_choice
 
@@ -48,10 +48,10 @@ class Window:
         """The rows that have nodes."""
         return list(np.unique(self.row).tolist())
 
-    def memory(self) -> list[Curve]:
-        """The memory of the devices, at the moments at which a chosen node changes it."""
+    def curves(self) -> list[Curve]:
+        """Curves of the run at the moments at which a chosen node changes them."""
         found = []
-        for curve in curves(self.run):
+        for curve in (*curves(self.run), *queues(self.run, edge_kinds(self.run))):
             at = np.flatnonzero(np.isin(curve.node, self.node))
             reserved = None if curve.reserved is None else curve.reserved[at]
             columns = (curve.time_ns[at], curve.allocated[at], reserved, curve.node[at])

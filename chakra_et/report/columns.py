@@ -12,7 +12,7 @@ from chakra_et.et.node_attributes import texts
 from chakra_et.info.describe import EDGE_KINDS
 from chakra_et.report.page import PackedColumns
 from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import NO_STACKS, Stacks, curves, device_name, lay_out
+from chakra_et.report.timeline import NO_STACKS, Stacks, curves, lay_out, queues
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 PHASES = ("forward", "backward", "optimizer")
@@ -92,7 +92,8 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
         columns.add("path_to", units(run.path.to_ns), delta=True)
     columns.add("flags", in_rows(flags, SLICE))
 
-    source, target, kind = place[graph.source], place[graph.target], edge_kinds(run)
+    kind_of_edge = edge_kinds(run)
+    source, target, kind = place[graph.source], place[graph.target], kind_of_edge
     by_node = np.lexsort((source, target))
     source, target, kind = source[by_node], target[by_node], kind[by_node]
     columns.add("degree", np.bincount(target, minlength=len(order)))
@@ -114,10 +115,10 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     columns.add("comm_operation", run.operations.of_node[node] + 1)
 
     memory, first = [], 0
-    found = curves(run)
+    found = [*curves(run), *queues(run, kind_of_edge)]
     for each in found:
         end = first + len(each.node)
-        memory.append([each.rank, device_name(each.device), first, end, each.reserved is not None])
+        memory.append([each.rank, next(iter(each.lines())), first, end, each.reserved is not None])
         first = end
     if found:
         held = [each.allocated * 0 if each.reserved is None else each.reserved for each in found]

@@ -14,12 +14,14 @@ import numpy as np
 
 from chakra_et.et import memory as names
 from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.info.describe import EDGE_KINDS
 from chakra_et.report.run import ReportRun
 
 # Starts and durations are rounded to µs independently, so neighbours may overlap by this much.
 ROUNDING_NS = 2000
 # The most rows that one lane is drawn in, where its nodes overlap, and that the calls of a thread are.
 MOST_ROWS, MOST_DEPTH = 8, 100
+QUEUE = "launched, not started"
 ORDER = {"cpu": 0, "gpu": 1, "communication": 2}
 
 
@@ -145,7 +147,8 @@ class Curve:
     """K moments of one device of one rank, in order of time, int64[K].
 
     ``time_ns``: as in ``ReportRun.start_ns``; ``allocated``, ``reserved``: bytes from then on (``reserved``
-    is None where no allocator reserves any); ``node``: the node that changed it.
+    is None where no allocator reserves any); ``node``: the node that changed it. With the ``device``
+    ``QUEUE``, ``allocated`` is how much work was launched and has not started.
     """
 
     rank: int
@@ -154,6 +157,14 @@ class Curve:
     allocated: np.ndarray
     reserved: np.ndarray | None
     node: np.ndarray
+
+    def lines(self) -> dict[str, np.ndarray]:
+        """What it shows, by name."""
+        if self.device == QUEUE:
+            return {QUEUE: self.allocated}
+        name = f"{device_name(self.device)} memory"
+        found = {f"{name} allocated": self.allocated}
+        return found if self.reserved is None else found | {f"{name} reserved": self.reserved}
 
 
 @dataclass(frozen=True)
@@ -196,6 +207,27 @@ def curves(run: ReportRun) -> list[Curve]:
             allocated = np.column_stack((np.maximum(highest, left), left)).ravel()
             held = np.repeat(reserved, 2) if reserved.any() else None
             found.append(Curve(rank, device, times, allocated, held, np.repeat(node, 2)))
+    return found
+
+
+def queues(run: ReportRun, edge_kind: np.ndarray) -> list[Curve]:
+    """One curve for each rank that launches device work. ``edge_kind``: see ``columns.edge_kinds``."""
+    graph = run.graph
+    launches = edge_kind == list(EDGE_KINDS).index("L")
+    source, target = graph.source[launches], graph.target[launches]
+    found = []
+    for number, rank in enumerate(run.ranks):
+        own = graph.trace_of[target] == number
+        begins, ends = run.end_ns[source[own]], run.start_ns[target[own]]
+        times = np.concatenate((begins, np.maximum(begins, ends)))
+        if not len(times):
+            continue
+        moments, at = np.unique(times, return_inverse=True)
+        change = np.repeat((1.0, -1.0), len(begins))
+        level = np.rint(np.cumsum(np.bincount(at.reshape(-1), change, len(moments)))).astype(np.int64)
+        node = np.empty(len(moments), dtype=np.int64)
+        node[at.reshape(-1)] = np.concatenate((target[own], target[own]))
+        found.append(Curve(rank, QUEUE, moments, level, None, node))
     return found
 
 

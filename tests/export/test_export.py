@@ -56,8 +56,8 @@ def test_perfetto_has_every_node_as_a_slice(tmp_path: Path) -> None:
             slices.append((process.process_name, name, start, packet.timestamp))
     assert not open_at
     assert len(slices) == 14
-    assert ("rank 1", "gemm", 30_000, 120_000) in slices
-    assert ("rank 0", "ncclAllReduce", 80_000, 140_000) in slices
+    assert ("rank 1, device", "gemm", 30_000, 120_000) in slices
+    assert ("rank 0, device", "ncclAllReduce", 80_000, 140_000) in slices
     assert all(len(ends) == 2 for ends in flows.values())
     assert ["aten::mm", "gemm"] in [sorted(ends) for ends in flows.values()]
 
@@ -73,11 +73,11 @@ def counter_values(path: Path) -> list[tuple[str, int, int]]:
     ]
 
 
-def test_perfetto_counts_running_communication(tmp_path: Path) -> None:
+def test_perfetto_counts_work_that_is_queued(tmp_path: Path) -> None:
     values = counter_values(exported(tmp_path, "perfetto", "made.pftrace"))
-    assert not [name for name, _, _ in values if "memory" in name]
-    assert ("communication bytes that run", 80_000, 1000) in values
-    assert ("communication bytes that run", 140_000, 0) in values
+    assert {name for name, _, _ in values} == {"launched, not started"}
+    assert ("launched, not started", 40_000, 1) in values
+    assert ("launched, not started", 120_000, 0) in values
 
 
 def test_perfetto_counts_memory(tmp_path: Path) -> None:

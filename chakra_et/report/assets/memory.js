@@ -2,6 +2,9 @@
 
 const MEMORY_ROW = 36;
 
+function isQueue({ device }) { return device.startsWith("launched"); }
+function amount(curve, level) { return isQueue(curve) ? count(level) : bytes(level); }
+
 // The curves of a rank: {rank, device, first, end, reserves, most}; a curve's places in the columns are from first to end.
 function memoryCurves(nodes) {
   const { memory_allocated, memory_reserved } = nodes.columns;
@@ -24,12 +27,12 @@ function levelBetween(nodes, curve, values, from, to) {
 function drawMemory(view, pen, { curve }, y, height) {
   const { memory_allocated, memory_reserved } = view.nodes.columns;
   const bottom = y + height - 2, scale = (height - 5) / curve.most;
-  drawLabel(view, pen, `${curve.device} memory`, 14, y, height / 2 + 4, view.style.muted);
-  drawLabel(view, pen, `≤ ${bytes(curve.most)}`, 14, y + height / 2 - 2, height / 2, view.style.muted);
+  drawLabel(view, pen, curve.device, 14, y, height / 2 + 4, view.style.muted);
+  drawLabel(view, pen, `≤ ${amount(curve, curve.most)}`, 14, y + height / 2 - 2, height / 2, view.style.muted);
   clip(pen, GUTTER, TOP, view.width - GUTTER, view.visible - TOP, () => {
     pen.fillStyle = view.style.line;
     pen.fillRect(GUTTER, bottom, view.width - GUTTER, 1);
-    pen.fillStyle = view.style.memory;
+    pen.fillStyle = isQueue(curve) ? view.style.muted : view.style.memory;
     eachPixel(view, curve, memory_allocated, (x, level) => pen.fillRect(x, bottom - level * scale, 1, level * scale));
     if (!curve.reserves) return;
     pen.fillStyle = view.style.ink;
@@ -50,8 +53,8 @@ function memoryTip(view, { curve }, x) {
   const [from, to] = [view.time(x), view.time(x + 1)];
   const level = levelBetween(view.nodes, curve, memory_allocated, from, to);
   const reserved = curve.reserves ? `, ${bytes(levelBetween(view.nodes, curve, memory_reserved, from, to))} reserved` : "";
-  return [el("strong", {}, `rank ${curve.rank}, ${curve.device} memory`),
-    el("span", {}, level < 0 ? "not known before the first allocation" : `${bytes(level)} allocated${reserved}`),
+  return [el("strong", {}, `rank ${curve.rank}, ${curve.device}`),
+    el("span", {}, level < 0 ? "not known before the first allocation" : isQueue(curve) ? `${count(level)} of the kernels and copies` : `${bytes(level)}${reserved}`),
     el("span", {}, `at ${duration(Math.round(view.nodes.ns(from)))}`)];
 }
 
