@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make a Megatron indexed dataset (.bin and .idx) from SQuAD JSON, plain text or JSON lines.
+"""Make a Megatron indexed dataset (.bin and .idx) from SQuAD (.json), JSON lines (.jsonl) or plain text.
 
     python megatron_lm/preprocess_data.py data/squad_sample.json --output outputs/megatron/sample
     megatron_lm/_03_submit.sh --local MODEL=tiny DATA_PATH=outputs/megatron/sample
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -29,9 +29,6 @@ from utils.data.config import DataConfig, DataError
 from utils.data.squad import read_squad_json
 from utils.data.tokenizers import load_tokenizer
 
-Format = Literal["auto", "squad", "text", "jsonl"]
-FORMATS: dict[str, Format] = {".json": "squad", ".jsonl": "jsonl"}
-
 
 @dataclass
 class PreprocessConfig:
@@ -41,8 +38,6 @@ class PreprocessConfig:
         default=(), metadata={"positional": True, "help": "files, read one after the other"}
     )
     output: str = field(default="", metadata={"help": "prefix of the .bin and .idx to write"})
-    format: Format = field(default="auto", metadata={"help": "of the files; auto: by the file name's ending"})
-    key: str = field(default="text", metadata={"help": "field of a JSON line that holds the text"})
     model: str = field(default="xl", metadata={"help": "model whose vocabulary must hold the tokens"})
     tokenizer: str | None = field(
         default=None, metadata={"help": "tokenizer.json or a folder with one; default: GPT-2's"}
@@ -67,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def preprocess(config: PreprocessConfig) -> tuple[int, int]:
     """Write the dataset; returns (documents, tokens). Raises ``DataError``, and then nothing is written."""
     tokenizer = open_tokenizer(MODELS[config.model].vocabulary, config.tokenizer)
-    texts = [text for name in config.inputs for text in documents(Path(name), config.format, config.key)]
+    texts = [text for name in config.inputs for text in documents(Path(name))]
     if not texts:
         raise DataError(f"{', '.join(config.inputs)}: no document found; give files with text.")
     return write(Path(config.output), texts, tokenizer)
@@ -78,11 +73,9 @@ def open_tokenizer(vocabulary: int, tokenizer: str | None = None) -> Any:
     return load_tokenizer("gpt2", "gpt2", DataConfig(tokenizer=tokenizer), vocabulary)[0]
 
 
-def documents(path: Path, form: Format, key: str) -> Iterator[str]:
-    """The texts of one file. Raises ``DataError`` if it does not have the format ``form``."""
-    if form == "auto":
-        form = FORMATS.get(path.suffix, "text")
-    if form == "squad":
+def documents(path: Path) -> Iterator[str]:
+    """The texts of one file, whose ending says what it is. Raises ``DataError`` if it isn't."""
+    if path.suffix == ".json":
         try:
             examples = read_squad_json(path)
         except DataError as error:
@@ -94,18 +87,18 @@ def documents(path: Path, form: Format, key: str) -> Iterator[str]:
             text = file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: can't be read as text ({error}).") from None
-    if form == "text":
+    if path.suffix != ".jsonl":
         yield from (block.strip() for block in text.split("\n\n") if block.strip())
         return
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)[key]
+            value = json.loads(line)["text"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise DataError(f"{path}, line {number}: no JSON object with a field {key!r} (--key).") from None
+            raise DataError(f"{path}, line {number}: no JSON object with a field 'text'.") from None
         if not isinstance(value, str):
-            raise DataError(f"{path}, line {number}: field {key!r} is not text.")
+            raise DataError(f"{path}, line {number}: field 'text' is not text.")
         yield value
 
 

@@ -144,7 +144,7 @@ def _sample(settings: Settings) -> Path:
     prefix = OUTPUTS / f"sample_{settings.size.vocabulary}"
     made = Path(f"{prefix}.idx")
     if dist.get_rank() == 0 and not (made.exists() and made.stat().st_mtime > SAMPLE.stat().st_mtime):
-        texts = preprocess_data.documents(SAMPLE, "squad", "")
+        texts = preprocess_data.documents(SAMPLE)
         preprocess_data.write(prefix, texts, preprocess_data.open_tokenizer(settings.size.vocabulary))
     dist.barrier()
     return prefix

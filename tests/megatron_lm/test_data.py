@@ -80,9 +80,9 @@ def test_text_is_cut_at_empty_lines(tmp_path: Path, preprocess: Preprocess) -> N
 
 def test_json_lines_and_several_files(tmp_path: Path, preprocess: Preprocess) -> None:
     for name, words in (("a", "first"), ("b", "second")):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": words}) + "\n\n")
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": words}) + "\n\n")
     files = (tmp_path / "a.jsonl", tmp_path / "b.jsonl")
-    assert preprocess(*files, "--output", tmp_path / "ab", "--key", "body").returncode == 0
+    assert preprocess(*files, "--output", tmp_path / "ab").returncode == 0
     assert decoded(tmp_path / "ab") == ["first", "second"]
 
 

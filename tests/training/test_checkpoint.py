@@ -36,21 +36,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_file=str(file))
 
 
-@pytest.mark.parametrize("save_format", ["safetensors", "bin"])
 @pytest.mark.parametrize(
     ("family", "presets", "loader"),
     [(GPT2, GPT2_PRESETS, GPT2LMHeadModel), (BERT, BERT_PRESETS, BertForMaskedLM)],
 )
-def test_a_saved_model_loads_with_transformers(
-    family, presets, loader, save_format, tokenizer, tmp_path
-) -> None:
+def test_a_saved_model_loads_with_transformers(family, presets, loader, tokenizer, tmp_path) -> None:
     model = family.build(presets["tiny"], None, 0.3)
-    save_checkpoint(tmp_path / "best_model", model, tokenizer, save_format)
-    weights = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
-    present = {path.name for path in (tmp_path / "best_model").iterdir()}
-    assert {name for name in weights.values() if name in present} == {weights[save_format]}
-    if save_format == "bin":
-        torch.load(tmp_path / "best_model" / "pytorch_model.bin", weights_only=True)
+    save_checkpoint(tmp_path / "best_model", model, tokenizer)
+    assert (tmp_path / "best_model" / "model.safetensors").is_file()
     loaded = loader.from_pretrained(tmp_path / "best_model")
     rebuilt = family.build(presets["tiny"], str(tmp_path / "best_model"), None)
     for other in (loaded, rebuilt):
@@ -61,13 +54,13 @@ def test_a_saved_model_loads_with_transformers(
 
 
 def test_files_are_as_readable_as_their_folder(tokenizer, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "c", GPT2.build(GPT2_PRESETS["tiny"], None, None), tokenizer, "safetensors")
+    save_checkpoint(tmp_path / "c", GPT2.build(GPT2_PRESETS["tiny"], None, None), tokenizer)
     mode = (tmp_path / "c").stat().st_mode & 0o666
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "c").iterdir()} == {mode}
 
 
 def test_weights_of_another_family_or_damaged_are_refused(tokenizer, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "gpt2", GPT2.build(GPT2_PRESETS["tiny"], None, None), tokenizer, "safetensors")
+    save_checkpoint(tmp_path / "gpt2", GPT2.build(GPT2_PRESETS["tiny"], None, None), tokenizer)
     with pytest.raises(ValueError, match="gpt2 model, not bert"):
         BERT.build(BERT_PRESETS["tiny"], str(tmp_path / "gpt2"), None)
     with pytest.raises(ValueError, match="can't be loaded"):
@@ -179,16 +172,15 @@ def test_a_full_disk_is_told_in_one_sentence(announced, small_disk, tokenizer, m
     optimizer.step()
     disk = small_disk(16)
     target = disk / "step-1"
-    save_checkpoint(target, model, tokenizer, "safetensors")
+    save_checkpoint(target, model, tokenizer)
     before = (target / "model.safetensors").read_bytes()
     if not announced:
         usage = shutil.disk_usage(disk)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 40))
-    for save_format in ("safetensors", "bin"):
-        with pytest.raises(CheckpointError) as error:
-            save_checkpoint(target, model, tokenizer, save_format, optimizer, {"step": 1})
-        assert str(error.value).startswith(f"can't save {target}: the disk is full")
-        assert "\n" not in str(error.value)
+    with pytest.raises(CheckpointError) as error:
+        save_checkpoint(target, model, tokenizer, optimizer, {"step": 1})
+    assert str(error.value).startswith(f"can't save {target}: the disk is full")
+    assert "\n" not in str(error.value)
     assert (target / "model.safetensors").read_bytes() == before
     assert [path.name for path in disk.iterdir()] == ["step-1"]
 
@@ -213,8 +205,8 @@ def test_finding_the_checkpoint_to_resume_from(tokenizer, tmp_path: Path) -> Non
     optimizer = build_optimizer(model, 1e-3, 0.0)
     for step in (20, 3):
         folder = checkpoint.step_folder(tmp_path, step)
-        save_checkpoint(folder, model, tokenizer, "safetensors", optimizer, state_of(step))
-    save_checkpoint(tmp_path / "best_model", model, tokenizer, "safetensors")
+        save_checkpoint(folder, model, tokenizer, optimizer, state_of(step))
+    save_checkpoint(tmp_path / "best_model", model, tokenizer)
     # The newest, not the one with the most steps, which may be left from a longer run before.
     assert find_checkpoint("latest", tmp_path).name == "step-3"
     assert find_checkpoint(str(tmp_path / "step-20"), tmp_path).name == "step-20"
@@ -232,7 +224,7 @@ def test_a_damaged_checkpoint_is_told_in_one_sentence(damaged: str, tokenizer, t
     model = GPT2.build(GPT2_PRESETS["tiny"], None, None)
     optimizer = build_optimizer(model, 1e-3, 0.0)
     folder = tmp_path / "step-1"
-    save_checkpoint(folder, model, tokenizer, "safetensors", optimizer, state_of(1))
+    save_checkpoint(folder, model, tokenizer, optimizer, state_of(1))
     with (folder / damaged).open("r+b") as file:
         file.truncate(30)
     with pytest.raises(CheckpointError, match="step-1 can't be read .*: resume from another"):

@@ -80,7 +80,7 @@ def test_a_worse_model_does_not_replace_the_best(make_trainer: Callable[..., Tra
 
 
 def test_without_evaluation_the_last_model_is_the_best(make_trainer: Callable[..., Trainer]) -> None:
-    trainer = make_trainer("gpt2", "--max-steps", 2, "--save-steps", 0, "--skip-eval", "--save-format", "bin")
+    trainer = make_trainer("gpt2", "--max-steps", 2, "--save-steps", 0, "--skip-eval")
     trainer.train()
     names = {path.name for path in trainer.save_dir.iterdir()}
     assert names == {"best_model", "training_log.jsonl", "train_config.json"}

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from tqdm import tqdm
@@ -38,7 +38,7 @@ HUB_NAMES = {
 }
 _END = "<|endoftext|>"
 SPECIAL_TOKENS = {
-    "gpt2": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+    "gpt2": {"bos_token": _END, "eos_token": _END, "unk_token": _END, "pad_token": _END},
     "bert": {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
 }
 MAX_LENGTH = {"gpt2": 1024, "bert": 512}
@@ -113,8 +113,7 @@ def _open(family: Family, path: Path, vocab_size: int) -> PreTrainedTokenizerFas
     except Exception as error:  # the Rust side raises plain Exception
         raise DataError(f"{file} isn't a file of the tokenizers library ({error})") from error
 
-    specials = SPECIAL_TOKENS[family] | _configured_specials(family, file.with_name("tokenizer_config.json"))
-    specials.setdefault("pad_token", specials.get("eos_token", ""))
+    specials = SPECIAL_TOKENS[family]
     vocabulary = backend.get_vocab()
     # Checked here because transformers would add a missing token with an id beyond the vocabulary.
     if missing := [token for token in dict.fromkeys(specials.values()) if token not in vocabulary]:
@@ -127,23 +126,6 @@ def _open(family: Family, path: Path, vocab_size: int) -> PreTrainedTokenizerFas
         clean_up_tokenization_spaces=False,
         **specials,
     )
-
-
-def _configured_specials(family: Family, file: Path) -> dict[str, str]:
-    """Special tokens that the user's own tokenizer names differently, such as "</s>" for the end."""
-    try:
-        config: Any = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} can't be read ({error})") from error
-    found = {}
-    for name in (*SPECIAL_TOKENS[family], "pad_token"):
-        token = config.get(name) if isinstance(config, dict) else None
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            found[name] = token
-    return found
 
 
 @dataclass(frozen=True)

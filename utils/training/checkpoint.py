@@ -44,7 +44,6 @@ def save_checkpoint(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: Any,
-    save_format: str,
     optimizer: torch.optim.Optimizer | None = None,
     state: dict[str, Any] | None = None,
 ) -> None:
@@ -57,11 +56,7 @@ def save_checkpoint(
         parts += [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
     needed = sum(tensor.numel() * tensor.element_size() for tensor in parts)
     with atomic_folder(folder, needed) as temporary:
-        if save_format == "bin":
-            model.config.save_pretrained(temporary)
-            torch_save(model.state_dict(), temporary / "pytorch_model.bin")
-        else:
-            model.save_pretrained(temporary)
+        model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         if optimizer is not None:
             torch_save(optimizer.state_dict(), temporary / OPTIMIZER)
@@ -238,7 +233,7 @@ class Saver:
         if not self.active:
             return True
         try:
-            save_checkpoint(folder, self.model, self.tokenizer, self.config.save_format, *training_state)
+            save_checkpoint(folder, self.model, self.tokenizer, *training_state)
         except CheckpointError as error:
             if last:
                 raise

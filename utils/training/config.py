@@ -73,7 +73,6 @@ class TrainConfig(TraceConfig, DataConfig):
     save_steps: int = flag(1000, "save a checkpoint every N steps and at the end (0: best_model only)")
     keep_checkpoints: int | None = flag(None, "keep the newest N checkpoints only (default: all)")
     save_dir: str = flag("checkpoints", "folder of the checkpoints")
-    save_format: Literal["safetensors", "bin"] = flag("safetensors", "format of the saved weights")
     resume_from_checkpoint: str | None = flag(
         None, "resume from this checkpoint folder, or from the 'latest' one in --save-dir"
     )
