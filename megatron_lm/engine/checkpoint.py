@@ -21,7 +21,7 @@ from megatron.core import parallel_state
 
 from chakra_et import files
 from megatron_lm import checkpoints
-from megatron_lm.engine import weights
+from megatron_lm.engine import model
 from megatron_lm.engine.optimizer import MOMENTS, Optimizer
 from megatron_lm.settings import MODELS, Settings, Size
 from megatron_lm.settings.conf import FOLDER
@@ -79,7 +79,7 @@ class Checkpoints:
         folder = self._start()
         if folder is None:
             return 0
-        meta, parts = read(folder, whole=False)
+        meta, parts = read(folder)
         size = size_of(meta)
         if size != self.settings.size:
             theirs, ours = dataclasses.asdict(size), dataclasses.asdict(self.settings.size)
@@ -88,12 +88,12 @@ class Checkpoints:
                 f"checkpoint {folder} is of another model ({', '.join(differs)} differ): set "
                 f"MODEL={meta['model']} and its sizes as in the run that wrote it"
             )
-        for name, parameter in weights.named(self.chunks):
+        for name, parameter in model.named(self.chunks):
             if name not in parts:
                 raise CheckpointError(f"checkpoint {folder} lacks {name}: load another one")
-            whole, gated = parts[name], weights.is_gated(name, size.swiglu)
+            whole, gated = parts[name], model.is_gated(name, size.swiglu)
             kinds = [kind for kind in ("value", *MOMENTS) if kind in whole]
-            own = {kind: weights.own_slice(parameter, whole[kind], gated) for kind in kinds}
+            own = {kind: model.own_slice(parameter, whole[kind], gated) for kind in kinds}
             step = {"step": whole["step"]} if whole.get("step") is not None else {}
             self.optimizer.put(parameter, own | step)
         self.optimizer.set_loss_scale_state(meta.get("loss_scale", {}))
@@ -137,10 +137,10 @@ class Checkpoints:
     def _write(self, folder: Path, iteration: int) -> None:
         first = parallel_state.get_data_parallel_rank() == 0
         state, written = {}, {}
-        for name, parameter in weights.named(self.chunks):
+        for name, parameter in model.named(self.chunks):
             entry = self.optimizer.gather(parameter)
             if first:
-                state[name] = {**entry, "split_dim": weights.split_dim(parameter)}
+                state[name] = {**entry, "split_dim": model.split_dim(parameter)}
         if first:
             stage = parallel_state.get_pipeline_model_parallel_rank()
             tensor_rank = parallel_state.get_tensor_model_parallel_rank()
@@ -163,16 +163,9 @@ class Checkpoints:
             files.write_json(folder / checkpoints.META, meta)
 
 
-def read(path: Path, whole: bool = True) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """(meta.json, every parameter of the whole model: value, split_dim, moments and step).
-
-    whole: check the files' checksums first. Raises ``CheckpointError``.
-    """
-    folder = checkpoints.newest(path)
-    if folder is None:
-        raise CheckpointError(f"{path}: there is no checkpoint")
-    if whole and (problem := checkpoints.damage(folder)):
-        raise CheckpointError(f"checkpoint {folder} is damaged: {problem}")
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """(meta.json, every parameter of the whole model: value, split_dim, moments and step). Raises
+    ``CheckpointError``."""
     try:
         meta = checkpoints.read_meta(folder)
         swiglu = size_of(meta).swiglu
@@ -183,7 +176,7 @@ def read(path: Path, whole: bool = True) -> tuple[dict[str, Any], dict[str, dict
             tensor_rank = int(file.stem.rpartition("tensor")[2])
             for name, entry in state.items():
                 found.setdefault(name, [{}] * meta["tensor_mp_size"])[tensor_rank] = entry
-        return meta, {name: _joined(parts, weights.is_gated(name, swiglu)) for name, parts in found.items()}
+        return meta, {name: _joined(parts, model.is_gated(name, swiglu)) for name, parts in found.items()}
     except Exception as error:  # torch.load raises whatever a damaged pickle does
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"checkpoint {folder} can't be read ({reason}): load another one") from None
@@ -200,4 +193,4 @@ def _joined(parts: list[dict[str, Any]], gated: bool) -> dict[str, Any]:
         return first
     kinds = ("value", *(kind for kind in MOMENTS if kind in first))
     dim = first["split_dim"]
-    return first | {kind: weights.joined([part[kind] for part in parts], dim, gated) for kind in kinds}
+    return first | {kind: model.joined([part[kind] for part in parts], dim, gated) for kind in kinds}

@@ -28,17 +28,6 @@ from utils.training.metrics import Published
 if TYPE_CHECKING:
     from megatron_lm.engine.optimizer import Stepped
 
-# In the order of the log.
-TIMERS = (
-    "forward-backward", "forward-compute", "post-process", "loss-compute", "backward-compute",
-    "batch-generator", "forward-recv", "forward-send", "backward-recv", "backward-send",
-    "forward-send-forward-recv", "forward-send-backward-recv", "backward-send-forward-recv",
-    "backward-send-backward-recv", "forward-backward-send-forward-backward-recv",
-    "layernorm-grads-all-reduce", "embedding-grads-all-reduce", "grads-all-reduce", "grads-reduce-scatter",
-    "params-all-gather", "optimizer-copy-to-main-grad", "optimizer-unscale-and-check-inf",
-    "optimizer-clip-main-grad", "optimizer-count-zeros", "optimizer-inner-step",
-    "optimizer-copy-main-to-model-params", "optimizer",
-)  # fmt: skip
 # megatron-core's names of today → those of the log format.
 RENAMED = {
     "all-grads-sync": "grads-all-reduce",
@@ -95,10 +84,7 @@ class Timers:
     def block(self) -> str:
         """The log lines of all calls since the last block: sums in ms, then start and end times."""
         lines = ["times across ranks (ms):"]
-        for name in TIMERS:
-            timer = self._timers.get(name)
-            if timer is None or not timer.ended:
-                continue
+        for name, timer in self._timers.items():
             spent = sum(end - start for start, end in zip(timer.started, timer.ended, strict=True))
             lines.append(f"  {name}:")
             lines.append(f"     rank {self.rank:2d}: {spent * 1000:.2f}")

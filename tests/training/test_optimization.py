@@ -7,8 +7,7 @@ import torch
 
 from gpt2.config import PRESETS as GPT2_PRESETS
 from gpt2.model import GPT2
-from utils.training.sampling import BatchPlan, MicroBatches, derived_seed
-from utils.training.step import build_optimizer, learning_rate_at
+from utils.training.step import BatchPlan, MicroBatches, build_optimizer, derived_seed, learning_rate_at
 
 
 def test_biases_and_norms_have_no_weight_decay() -> None:

@@ -1,15 +1,17 @@
 """One optimizer step: forward and backward passes over this rank's micro-batches, one update of the weights;
-with the model, the optimizer, its learning rate, and what a forward pass computes in.
+with the model, the samples that each rank sees, the optimizer, its learning rate, and what a forward pass
+computes in.
 
 Each step has one collective besides DDP's own, over four numbers: the loss, its token count, the count of all
 tokens, and whether a rank was asked to stop. The loss is a mean over the tokens of the global batch, so loss
-and gradient don't depend on how ranks and accumulation share the batch. Learning rate and random numbers are
-functions of the seed and the step.
+and gradient don't depend on how ranks and accumulation share the batch. Samples, learning rate and random
+numbers are functions of the seed and the step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -20,12 +22,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Sampler
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from utils.distributed import World
 from utils.training.config import TrainConfig
-from utils.training.sampling import derived_seed
 from utils.watch import Watch, describe
 
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
@@ -79,6 +81,68 @@ class ModelFamily:
             raise ValueError(f"the weights at {weights} can't be loaded: {reason}") from error
         model.to(torch.float32)  # type: ignore[arg-type]
         return model
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a data set of ``samples`` is split into global batches, and those into ranks' micro-batches.
+
+    micro_batch: samples per forward pass on one rank; accumulation: forward passes per optimizer step on one
+    rank; seed: of the order.
+    """
+
+    samples: int
+    micro_batch: int
+    world_size: int
+    accumulation: int
+    seed: int
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step over all ranks."""
+        return self.micro_batch * self.world_size * self.accumulation
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.samples // self.global_batch)
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """The sample indices of an epoch, a whole number of global batches.
+
+        The last batch is filled up from the beginning of the epoch, so that every step has the same size.
+        """
+        generator = torch.Generator().manual_seed(derived_seed(self.seed, "order", epoch))
+        permutation = torch.randperm(self.samples, generator=generator)
+        wanted = self.steps_per_epoch * self.global_batch
+        return permutation.repeat(-(-wanted // self.samples))[:wanted]
+
+
+class MicroBatches(Sampler[list[int]]):
+    """The micro-batches of one rank in one epoch, from optimizer step ``first_step`` of that epoch on.
+
+    Global batch k is order[k·G : (k+1)·G]; micro-batch m of rank r starts at (m·world + r)·B within it. The
+    samples of a step therefore depend on G alone, not on how ranks and accumulation share it.
+    """
+
+    def __init__(self, plan: BatchPlan, rank: int, epoch: int, first_step: int = 0):
+        self.plan, self.rank, self.epoch, self.first_step = plan, rank, epoch, first_step
+
+    def __len__(self) -> int:
+        return (self.plan.steps_per_epoch - self.first_step) * self.plan.accumulation
+
+    def __iter__(self) -> Iterator[list[int]]:
+        plan = self.plan
+        blocks = plan.order(self.epoch).view(-1, plan.world_size, plan.micro_batch)
+        yield from blocks[self.first_step * plan.accumulation :, self.rank].tolist()
+
+
+def derived_seed(*parts: object) -> int:
+    """A 32-bit hash of ``parts``, the same on every machine.
+
+    32 bits, because PyTorch's CPU generator ignores the rest.
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
 
 
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:

@@ -31,8 +31,7 @@ from utils.training import checkpoint
 from utils.training.checkpoint import Saver
 from utils.training.config import TrainConfig
 from utils.training.metrics import Metrics
-from utils.training.sampling import BatchPlan, MicroBatches
-from utils.training.step import Batch, ModelFamily, Stepper, build_optimizer
+from utils.training.step import Batch, BatchPlan, MicroBatches, ModelFamily, Stepper, build_optimizer
 from utils.watch import Watch
 
 log = logging.getLogger(__name__)
