@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from chakra_et.text import shortened
 from megatron_lm.diagnosis import statements
 from megatron_lm.diagnosis.statements import FIRST_OF_NODE, STRERRORS, Kind, Statement, ends_in_errno
 from megatron_lm.logs import records, runs
@@ -212,8 +213,7 @@ def _failure(log: Log, rank: int | None, group: list[Finding]) -> Failure:
     where = f"node {log.node}" if log.node else ""
     if rank is not None and log.node:
         where = f"rank {rank} on {log.node}"
-    text = cause.sentence
-    sentence = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    sentence = shortened(cause.sentence, LONGEST)
     return Failure(where, log.node, rank, sentence, cause.weight, when, statement.lines[-LAST_LINES:])
 
 

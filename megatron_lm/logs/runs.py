@@ -112,14 +112,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def find_all(ids: tuple[str, ...], folder: Path) -> list[Run]:
-    """The runs that have these job ids, each once; jobs of which nobody noted a run are one together.
-
-    Raises ``RunError``.
-    """
-    noted = {job: (job,) if (folder / job / JOBS).is_file() else () for job in ids}
-    loose = tuple(job for job in ids if not noted[job])
-    wanted = dict.fromkeys(noted[job] or loose for job in ids)
-    return list({run.jobs: run for run in (find(jobs, folder) for jobs in wanted)}.values())
+    """The runs that have these job ids, each once. Raises ``RunError``."""
+    return list({run.jobs: run for run in (find((job,), folder) for job in ids)}.values())
 
 
 def submitted(run: Run) -> dict[str, str]:

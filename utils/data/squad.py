@@ -50,15 +50,21 @@ def load_squad(dataset: str, cache_dir: str | None = None, required: bool = Fals
             return _from_file(path, str(path))
         raise DataError(f"--dataset {dataset}: no such file; give squad, sample or a SQuAD JSON file")
 
-    if cached := _from_cache(datasets_cache(cache_dir)):
-        return cached
+    folder = datasets_cache(cache_dir)
+    cached = [name for name in HUB_NAMES if (folder / name.replace("/", "___")).is_dir()]
+    for name in cached:
+        try:
+            return _load(name, folder, f"the cache {folder}", offline=True)
+        except Exception as error:  # damage shows as an error of pyarrow, json or datasets
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            log_once(logging.WARNING, f"{folder}: the cached {name} can't be read ({reason})")
     problem = hub_problem()
     if problem is None:
         try:
-            return _load(HUB_NAMES[0], datasets_cache(cache_dir), f"the hub's {HUB_NAMES[0]}")
+            return _load(HUB_NAMES[0], folder, f"the hub's {HUB_NAMES[0]}", offline=False)
         except Exception as error:  # whatever the hub's libraries raise, the sample is still there
             problem = f"the hub failed: {type(error).__name__}: {error}".splitlines()[0]
-    missing = f"--dataset squad: not cached in {datasets_cache(cache_dir)}, and {problem}"
+    missing = f"--dataset squad: not cached in {folder}, and {problem}"
     if required:
         raise DataError(f"{missing}; give a SQuAD JSON file, or train on the sample with --dataset sample")
     sample = _from_file(SAMPLE, "the sample in data/")
@@ -130,35 +136,26 @@ def _from_file(path: Path, source: str) -> Squad:
         raise DataError(f"--dataset {path}: {error}") from error
 
 
-def _from_cache(folder: Path) -> Squad | None:
-    """SQuAD from the cache of ``datasets``, without asking the hub; None if it isn't there."""
-    for name in HUB_NAMES:
-        if not (folder / name.replace("/", "___")).is_dir():
-            continue  # importing datasets takes seconds
-        from datasets import config
-
-        # Its environment variable counts only before the import. The first name is the one since datasets
-        # 2.21, the second the one before it.
-        names = [each for each in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if each in vars(config)]
-        before = {each: getattr(config, each) for each in names}
-        try:
-            vars(config).update(dict.fromkeys(names, True))
-            return _load(name, folder, f"the cache {folder}")
-        except Exception as error:  # damage shows as an error of pyarrow, json or datasets
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            log_once(logging.WARNING, f"{folder}: the cached {name} can't be read ({reason})")
-        finally:
-            vars(config).update(before)
-    return None
-
-
-def _load(name: str, folder: Path, source: str) -> Squad:
+def _load(name: str, folder: Path, source: str, offline: bool) -> Squad:
+    """SQuAD by the library ``datasets`` with this cache; ``offline``: without asking the hub."""
     import datasets
+    from datasets import config
 
     datasets.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    splits = datasets.load_dataset(name, cache_dir=str(folder))
+    # Its environment variable counts only before the import. The first name is the one since datasets 2.21,
+    # the second the one before it.
+    before = {
+        each: value
+        for each, value in vars(config).items()
+        if each in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+    }
+    try:
+        vars(config).update(dict.fromkeys(before, True) if offline else {})
+        splits = datasets.load_dataset(name, cache_dir=str(folder))
+    finally:
+        vars(config).update(before)
     train, validation = (
         [Example(*texts) for texts in zip(columns["question"], columns["context"], strict=True)]
         for columns in (splits["train"][:], splits["validation"][:])
