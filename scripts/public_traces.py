@@ -41,9 +41,6 @@ class Trace(NamedTuple):
     path: str
     sha256: str
 
-    def url(self, base: str) -> str:
-        return f"{base.rstrip('/')}/{self.source}/{self.path}"
-
 
 HTA = "facebookresearch/HolisticTraceAnalysis/f4d0062/tests/data"
 # Name, path and sha256 of each file of a source.
@@ -140,7 +137,7 @@ def fetch(trace: Trace, path: Path, base: str = RAW) -> str:
         if hashlib.sha256(path.read_bytes()).hexdigest() == trace.sha256:
             return "kept"
         raise TraceError(f"{path}: there is another file of that name: remove it, or give another folder")
-    url = trace.url(base)
+    url = f"{base.rstrip('/')}/{trace.source}/{trace.path}"
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             content = answer.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Costs of embedding, layer and head from the times of whole stages, and how far they can be trusted."""
+"""Costs of embedding, layer and head from the times of whole stages."""
 
 from __future__ import annotations
 
@@ -25,17 +25,7 @@ class KindSeconds(NamedTuple):
         return tuple(seconds[unit] for unit in model.units)
 
 
-class UnitFit(NamedTuple):
-    """residual: root mean square of (fitted − measured) / measured over the stages; spread: the standard
-    error of each unit in seconds, from the fits that leave out one stage (jackknife); None with too few.
-    """
-
-    units: KindSeconds
-    residual: float
-    spread: KindSeconds | None
-
-
-def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> UnitFit:
+def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> KindSeconds:
     """Least squares of the relative errors, with no unit below 0.
 
     partitions: layers of each stage, of each run; times: seconds of its stages. Raises ``ValueError`` where
@@ -54,17 +44,7 @@ def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[floa
     if not known.any():
         raise ValueError("every stage took 0 seconds: nothing can be fitted")
     matrix, seconds = matrix[known], seconds[known]
-    units = _non_negative(matrix / seconds[:, None])
-    errors = matrix @ units / seconds - 1
-    fits = []
-    for left_out in range(len(seconds)):
-        kept = np.arange(len(seconds)) != left_out
-        if np.linalg.matrix_rank(matrix[kept]) == matrix.shape[1]:
-            fits.append(_non_negative(matrix[kept] / seconds[kept][:, None]))
-    spread = None
-    if len(fits) > 1:
-        spread = KindSeconds(*(np.std(fits, axis=0) * np.sqrt(len(fits) - 1)).tolist())
-    return UnitFit(KindSeconds(*units.tolist()), float(np.sqrt(np.mean(errors**2))), spread)
+    return KindSeconds(*_non_negative(matrix / seconds[:, None]).tolist())
 
 
 def _non_negative(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

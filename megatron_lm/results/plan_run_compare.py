@@ -27,7 +27,7 @@ from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.text import table
 from fasop.plans.plan import Plan
-from fasop.profiling.fit import UnitFit, fit_units
+from fasop.profiling.fit import fit_units
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.results import picture, report
@@ -96,8 +96,8 @@ def compare(config: CompareConfig) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     partitions = calibration_partitions(config.stages)
     measured = [run(config, partition) for partition in partitions]
-    fits = unit_fits(partitions, measured)
-    plan = best_plan(config, folder, fits, min(each.message for each in measured))
+    costs = unit_costs(partitions, measured)
+    plan = best_plan(config, folder, costs, min(each.message for each in measured))
     _fasop("export", str(folder / PLAN), "--output", str(folder / SETTINGS))
     result = run(config, plan.layers, conf.read_file(folder / SETTINGS))
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
@@ -120,7 +120,7 @@ def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
     return [tuple(first), tuple(last)] if spare else [tuple(first)]
 
 
-def best_plan(config: CompareConfig, folder: Path, fits: tuple[UnitFit, UnitFit], message: float) -> Plan:
+def best_plan(config: CompareConfig, folder: Path, entry: dict[str, Any], message: float) -> Plan:
     """FASOP's plan for this machine, as one node on which a message takes ``message`` seconds; its input and
     the plan stay in ``folder``. Raises ``RunError`` with FASOP's sentence."""
     size, bandwidth = MODELS[MODEL], {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY}
@@ -135,7 +135,7 @@ def best_plan(config: CompareConfig, folder: Path, fits: tuple[UnitFit, UnitFit]
     # JSON is YAML.
     files.write_json(folder / "models.yaml", {"models": {MODEL: model}})
     files.write_json(folder / "cluster.yaml", {"clusters": {"this": cluster}})
-    files.write_json(folder / "costs.json", costs | {"entries": [unit_costs(fits)]})
+    files.write_json(folder / "costs.json", costs | {"entries": [entry]})
     words = ["--model", MODEL, "--models-file", str(folder / "models.yaml")]
     words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
     words += f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1 --top 1 --json".split()
@@ -210,22 +210,17 @@ def _share(bubbles: Sequence[Bubble]) -> float:
     return 1 - sum(each.compute for each in bubbles) / sum(each.seconds for each in bubbles)
 
 
-def unit_fits(partitions: list[tuple[int, ...]], measured: list[Measured]) -> tuple[UnitFit, UnitFit]:
-    """Cost of E, T and P per micro-batch, forward and backward, fitted to the stage times.
+def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> dict[str, Any]:
+    """Cost of E, T and P per micro-batch, fitted to the stage times, as an entry of a cost file of fasop.
 
     Raises ``RunError``.
     """
     try:
         forward = fit_units(partitions, [of_run.stage_forward for of_run in measured])
-        return forward, fit_units(partitions, [of_run.stage_backward for of_run in measured])
+        backward = fit_units(partitions, [of_run.stage_backward for of_run in measured])
     except ValueError as error:
         raise RunError(f"the runs have no usable stage times: {error}.") from None
-
-
-def unit_costs(fits: tuple[UnitFit, UnitFit]) -> dict[str, Any]:
-    """The fitted costs as an entry of a cost file of fasop."""
-    layers = MODELS[MODEL].layers
-    per_unit = [[e, *[t] * layers, p] for e, t, p in (fit.units for fit in fits)]
+    per_unit = [[e, *[t] * MODELS[MODEL].layers, p] for e, t, p in (forward, backward)]
     return {"model": MODEL, "gpu": GPU, "tp": 1, "mbs": 1, "forward": per_unit[0], "backward": per_unit[1]}
 
 
