@@ -85,6 +85,8 @@ class Timers:
         """The log lines of all calls since the last block: sums in ms, then start and end times."""
         lines = ["times across ranks (ms):"]
         for name, timer in self._timers.items():
+            if not timer.ended:
+                continue
             spent = sum(end - start for start, end in zip(timer.started, timer.ended, strict=True))
             lines.append(f"  {name}:")
             lines.append(f"     rank {self.rank:2d}: {spent * 1000:.2f}")

@@ -115,7 +115,7 @@ def resumed(job: str, given: Mapping[str, str]) -> dict[str, str]:
         if known.word in runs.ALIVE:
             raise RunError(f"job {each} is still {known.word}: cancel it before you continue its run.")
     if "WORLD_SIZE" not in given:
-        del values["WORLD_SIZE"]  # it follows from the number of nodes, which may be given
+        values.pop("WORLD_SIZE", None)  # it follows from the number of nodes, which may be given
     values |= given
     if not values["SAVE"]:
         raise RunError(
