@@ -36,6 +36,7 @@ SHARED = ("units", "data", "tables", "charts")
 TIMELINE = ("nodes", "levels", "timeline", "draw", "ruler", "memory", "input", "details")
 SCRIPTS = {
     "report": (*SHARED, *TIMELINE, "sections", "flame", "report", "start"),
+    "figures": (*SHARED, "figures", "start"),
     "schedule": (*SHARED, *TIMELINE, "schedule", "start"),
     "compare": (*SHARED, "compare", "start"),
     "many": (*SHARED, "sections", "many", "start"),
@@ -122,6 +123,13 @@ class TextTable:
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+def figures_page(title: str, wrong: Sequence[str], charts: Sequence[str], tables: Sequence[TextTable]) -> str:
+    """An HTML page of charts (SVG, well-formed) and tables, below sentences that stand out."""
+    content = {"title": title, "wrong": list(wrong), "charts": list(charts), "made_by": MADE_BY}
+    content["tables"] = [vars(table) for table in tables]
+    return make_page("figures", title, content, PackedColumns()).decode()
 
 
 def schedule_page(

@@ -5,14 +5,13 @@ megatron_lm/_04_report.sh JOBID [JOBID2 …] out|err|gpu|summary
 
 from __future__ import annotations
 
-import html
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et import cli, files
-from chakra_et.report.page import TextTable
+from chakra_et.report.page import figures_page
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import view
@@ -20,10 +19,6 @@ from megatron_lm.results.view import View
 from megatron_lm.settings import conf
 
 KINDS = ("out", "err", "gpu", "summary")
-STYLE = (
-    "body{font:15px sans-serif;margin:1em 2em}table{border-collapse:collapse}"
-    "td,th{border:1px solid #ccc;padding:2px 8px;text-align:left}.wrong{color:#b00020}"
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ def write_summary(views: Sequence[View]) -> Path:
     wrong = [f"{each.name}: {text}" if views[1:] else text for each in views for text in each.found]
     if not any(samples for each in views for samples in each.use.values()):
         wrong.append("no GPU was recorded on any node")
-    write(path, _page(heading, view.tables(views), wrong, view.charts(views)))
+    write(path, figures_page(heading, wrong, view.charts(views), view.tables(views)))
     return path
 
 
@@ -75,22 +70,3 @@ def write(path: Path, text: str) -> None:
         files.write_text(path, text)
     except OSError as error:
         raise RunError(f"{path} can't be written: {error.strerror or error}.") from None
-
-
-def _page(heading: str, tables: Sequence[TextTable], wrong: Sequence[str], charts: Sequence[str]) -> str:
-    """One self-contained HTML page; ``charts`` are SVG."""
-
-    def row(kind: str, cells: Iterable[str]) -> str:
-        return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"
-
-    parts = [
-        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
-        f"<title>{html.escape(heading)}</title><style>{STYLE}</style></head>",
-        f"<body><h1>{html.escape(heading)}</h1>",
-        *(f"<p class='wrong'>{html.escape(text)}</p>" for text in wrong),
-        *charts,
-    ]
-    for table in tables:
-        parts += [f"<h2>{html.escape(table.title)}</h2><table>", row("th", table.header)]
-        parts += [*(row("td", cells) for cells in table.rows), "</table>"]
-    return "".join([*parts, "</body></html>\n"])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
-import html
 import os
 import re
-from html.parser import HTMLParser
+import shutil
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from chakra_et.report.page import unpack
 from megatron_lm.__main__ import main as command
 from megatron_lm.logs import records
 from megatron_lm.results import report, view
@@ -46,24 +49,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 WARNED = "10:00:00 rank 0 WARNING checkpoint x is damaged\n"
 
 
-class Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.outside: list[str] = []
-        self.cells: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.outside += [value or "" for name, value in attrs if name in ("src", "href")]
-
-    def handle_data(self, data: str) -> None:
-        self.cells.append(data)
+def page_content(page: Path) -> dict[str, Any]:
+    """The title, problems, charts and tables of a page, which loads nothing from elsewhere."""
+    text = page.read_text()
+    assert not re.search(r"""(?:src|href)=["'](?!data:)""", text)
+    found = re.search(r'id="data">([A-Za-z0-9+/=]+)</script>', text)
+    assert found is not None
+    return dict(unpack(base64.b64decode(found[1]))[0])
 
 
-def rows(page: str) -> str:
+def rows(content: dict[str, Any]) -> str:
     """The rows of all tables, as lines of cells between bars."""
-    found = re.findall(r"<tr>(.*?)</tr>", page)
-    cells = (re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in found)
-    return html.unescape("\n".join(f"| {' | '.join(each)} |" for each in cells))
+    lines = (row for table in content["tables"] for row in [table["header"], *table["rows"]])
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
 def test_a_kind_of_log_is_printed_node_by_node(run: Path, script: Script) -> None:
@@ -77,9 +75,9 @@ def test_a_kind_of_log_is_printed_node_by_node(run: Path, script: Script) -> Non
 def test_the_summary_has_settings_times_memory_and_gpu_use(run: Path, capsys) -> None:
     assert report.main(["local-7", "summary"]) == 0
     assert capsys.readouterr().out == f"{run / 'summary.html'}\n"
-    content = (run / "summary.html").read_text()
-    text = rows(content)
-    assert "<h1>Run local-7: COMPLETED</h1>" in content and "<h2>GPU use of n2</h2>" in content
+    content = page_content(run / "summary.html")
+    text, titles = rows(content), [table["title"] for table in content["tables"]]
+    assert content["title"] == "Run local-7: COMPLETED" and "GPU use of n2" in titles
     for wanted in (
         "| PARTITION | 12-12 |",
         "| median iteration without the first | 1.5000 s |",
@@ -90,12 +88,9 @@ def test_the_summary_has_settings_times_memory_and_gpu_use(run: Path, capsys) ->
         "| 0 | 20 | 100.5 | 200.2 | 300.0 | 400.0 |",
     ):
         assert wanted in text
-    assert text.count("| 0 NVIDIA A10 |") == 2 and "no GPU" not in content
-    page = Page()
-    page.feed(content)
-    assert not page.outside  # nothing is fetched from elsewhere
-    assert "12-12" in page.cells and "GPU use over time" in content
-    drawings = re.findall(r"<svg.*?</svg>", content, flags=re.DOTALL)
+    assert text.count("| 0 NVIDIA A10 |") == 2 and content["wrong"] == []
+    drawings = content["charts"]
+    assert all(ElementTree.fromstring(drawing).tag.endswith("svg") for drawing in drawings)
     titles = [
         "Loss",
         "Gradient norm",
@@ -122,11 +117,11 @@ def test_several_runs_stand_beside_each_other(run: Path, capsys) -> None:
         (run.parent / job / "jobs").write_text(f"{job}\n")
     assert report.main(["local-7", "local-8", "local-9", "summary"]) == 0
     assert capsys.readouterr().out == f"{run / 'comparison.html'}\n"
-    content = (run / "comparison.html").read_text()
-    text = rows(content)
+    content = page_content(run / "comparison.html")
+    text, titles = rows(content), [table["title"] for table in content["tables"]]
     assert "| figure | local-7 | local-8 | local-9 |" in text and "| PARTITION | 12-12 | 24 | 24 |" in text
-    assert "| last loss | 10 | 9.5 | 8.5 |" in text and "<h2>Iterations of local-9</h2>" in content
-    loss = re.findall(r"<svg.*?</svg>", content, flags=re.DOTALL)[0]
+    assert "| last loss | 10 | 9.5 | 8.5 |" in text and "Iterations of local-9" in titles
+    loss = content["charts"][0]
     assert all(f">{job}</text>" in loss for job in ("local-7", "local-8", "local-9"))
 
 
@@ -164,3 +159,23 @@ def test_a_node_records_what_nvidia_smi_tells(script: Script, tmp_path: Path, an
     gpu = records.Gpu(3, "NVIDIA A10", 49, percent, 3072, 22731, ())
     assert {records.parse_gpu(line) for line in log.read_text().splitlines()} == {gpu}
     assert not processes_with(str(tmp_path / "tools"))
+
+
+def test_a_real_browser_shows_charts_and_tables(run: Path) -> None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no chromium to look at the page with (apt-get install chromium)")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    assert report.main(["local-7", "summary"]) == 0
+    with api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_context(viewport={"width": 1200, "height": 900}, offline=True).new_page()
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.goto((run / "summary.html").as_uri())
+        page.wait_for_selector("html[data-ready]")
+        assert page.locator(".figures svg").count() == 6
+        assert page.locator(".figures svg").first.bounding_box()["width"] > 500
+        assert page.locator("h2", has_text="Iterations").count() == 1
+        assert not said
+        browser.close()

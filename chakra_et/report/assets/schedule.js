@@ -1,12 +1,5 @@
 // A page of schedules: lanes of bars, and tables of text, from what chakra_et/report/schedule.py writes.
 
-function textTable({ title, header, rows }) {
-  const columns = header.map((name, at) => ({
-    name, text: row => row[at], value: row => row[at] !== "" && Number.isFinite(Number(row[at])) ? Number(row[at]) : row[at],
-  }));
-  return el("section", {}, el("h2", {}, title), sortableTable(columns, rows, { label: title }));
-}
-
 async function main() {
   const page = document.getElementById("page");
   const { content, columns } = await readData();

@@ -127,3 +127,11 @@ function treeTable(rows, figures, { label = "" } = {}) {
   const table = el("table", { class: "tree", "aria-label": label }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "module"), ...heads)), body);
   return el("div", { class: "table" }, el("div", { class: "scroll" }, table));
 }
+
+// A section with a table whose cells are text; columns of numbers sort as numbers.
+function textTable({ title, header, rows }) {
+  const columns = header.map((name, at) => ({
+    name, text: row => row[at], value: row => row[at] !== "" && Number.isFinite(Number(row[at])) ? Number(row[at]) : row[at],
+  }));
+  return el("section", {}, el("h2", {}, title), sortableTable(columns, rows, { label: title }));
+}
