@@ -14,8 +14,12 @@ DOTTED = 200  # points of a line; beyond that they touch each other
 Points = Sequence[tuple[float, float | None]]
 
 
-def line_chart(title: str, x_title: str, y_title: str, lines: Mapping[str, Points]) -> str:
-    """Lines by name through points (x, y); a point without y interrupts its line. Empty without points."""
+def line_chart(
+    title: str, x_title: str, y_title: str, lines: Mapping[str, Points], unjoined: Sequence[str] = ()
+) -> str:
+    """Lines by name through points (x, y); a point without y interrupts its line; those that are named
+    ``unjoined`` are points alone. Empty without points.
+    """
     known = [(x, y) for points in lines.values() for x, y in points if y is not None]
     if not known:
         return ""
@@ -29,11 +33,12 @@ def line_chart(title: str, x_title: str, y_title: str, lines: Mapping[str, Point
                 continue
             path += f"{pen}{axes.x(x):.1f} {axes.y(y):.1f}"
             pen = "L"
-            if len(points) <= DOTTED:
+            if len(points) <= DOTTED or name in unjoined:
                 about = tag("title", f"{name}: {y:.6g} {y_title} at {x_title} {x:g}")
                 place = {"cx": f"{axes.x(x):.1f}", "cy": f"{axes.y(y):.1f}"}
                 parts.append(tag("circle", inside=about, **place, r=3, fill=colour))
-        parts.append(tag("path", d=path, fill="none", stroke=colour, stroke_width="1.5"))
+        if name not in unjoined:
+            parts.append(tag("path", d=path, fill="none", stroke=colour, stroke_width="1.5"))
     return "\n".join([*parts, "</svg>"])
 
 

@@ -4,7 +4,6 @@ python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het
 python -m fasop plan --model bert-large --cluster my.yaml --objective cost --max-step-time 1.5
 python -m fasop plan --model gpt2-xl --cluster paper-pareto --objective pareto
 python -m fasop plan --model llama3-8b --cluster my.yaml --max-tp 8 --recompute auto --attention flash
-python -m fasop plan --model gpt2-xl --cluster my.yaml --lost node7
 python -m fasop plan --model bert --cluster paper-bert-het --cost-model hpdc24 --all --csv rows.csv
 """
 
@@ -38,9 +37,10 @@ EXACT_ONLY = (
         "interleave",
         "attention",
         "precision",
-        "lost",
         "cp",
         "fsdp",
+        "hsdp",
+        "offload",
     ),
     *("cuda_graphs", "engine"),
 )
@@ -65,7 +65,8 @@ class Config:
     mbs: int | None = flag("only this micro-batch, sequences", None)
     top: int = flag("plans shown", 10)
     json: bool = flag("print the plans as JSON, for the other commands", False)
-    csv: str = flag("write rows as CSV to this file (none or -: print them)", "")
+    csv: str = flag("write rows as CSV, or Parquet (.parquet), to this file (none or -: print them)", "")
+    picture: str = flag("draw cost over time of all that is found, with the Pareto front, as .svg", "")
     all: bool = flag("every row, those that do not fit into memory too", False)
     oom: bool = flag("show plans that do not fit into memory too", False)
     recipe: Literal["auto", "modern", "plain"] = flag(
@@ -91,12 +92,13 @@ class Config:
     fsdp: bool = flag(
         "parameters sharded, gathered and reduced beside the computation (--zero 3 --overlap)", False
     )
+    hsdp: int = flag("--fsdp among so many GPUs, of which each group has a copy of the parameters", 0)
+    offload: bool = flag("optimizer states and their update on the host", False)
     cuda_graphs: bool = flag("the whole step is a CUDA graph: no host starts its kernels", False)
     engine: Literal["megatron", "torchtitan", "deepspeed"] = flag("software that runs the plan", "megatron")
     interleave: bool = flag("try several chunks of layers per stage", False)
     per_stage: bool = flag("a tp, micro-batch and recomputation per stage; uneven data parallelism", False)
     idle: bool = flag("leave nodes idle where that is faster or cheaper", True)
-    lost: tuple[str, ...] = flag("plan without these nodes, as node7", ())
     global_batch: int | None = flag("sequences per step, if not the model's", None)
     seq: int | None = flag("tokens of a sequence, if not the model's", None)
     tokens: str = flag("training that is priced, as 300B or 2T tokens", "1T")
@@ -110,6 +112,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give at least 1")
+        if self.hsdp < 0:
+            raise ValueError(f"--hsdp is {self.hsdp}: give a number of GPUs")
         for name in ("budget", "max_step_time"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -120,6 +124,8 @@ class Config:
             raise ValueError(f"--tokens {self.tokens}: give a number of tokens, as 300B or 2T")
         if self.workers < 0:
             raise ValueError(f"--workers is {self.workers}: give at least 0")
+        if self.picture and not self.picture.endswith(".svg"):
+            raise ValueError(f"--picture {self.picture}: give a name that ends in .svg")
         if self.json and self.csv:
             raise ValueError("--json and --csv exclude each other: choose one")
         if self.interleave and (self.objective != "time" or self.all):
@@ -161,8 +167,10 @@ class Config:
         return [
             Options(
                 recompute=way,
-                zero=3 if self.fsdp else max(self.zero, int(self.sharded_optimizer or modern)),
-                overlap=self.overlap or self.fsdp,
+                zero=3 if self.fsdp or self.hsdp else max(self.zero, int(self.sharded_optimizer or modern)),
+                overlap=self.overlap or self.fsdp or self.hsdp > 0,
+                shard=self.hsdp,
+                offload=self.offload,
                 sequence_parallel=self.sequence_parallel or modern,
                 attention="flash" if modern else self.attention,
                 precision="mixed" if self.precision == "bf16" else self.precision,
@@ -184,12 +192,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
         raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
     plans, rows, clusters = found(config)
+    if config.picture:
+        files.write_text(Path(config.picture), report.scatter(plans))
+        print(f"{len(plans)} plans: {config.picture}", file=sys.stderr)
     if config.csv:
-        text = report.csv_text(rows)
         if config.csv == "-":
-            print(text, end="")
+            print(report.csv_text(rows), end="")
         else:
-            files.write_text(Path(config.csv), text)
+            if config.csv.endswith(".parquet"):
+                report.parquet_file(Path(config.csv), rows)
+            else:
+                files.write_text(Path(config.csv), report.csv_text(rows))
             print(f"{len(rows)} rows: {config.csv}", file=sys.stderr)
         return 0
     if config.json:
@@ -207,8 +220,6 @@ def found(
     batch, seq = config.global_batch or model.global_batch, config.seq or model.seq
     model = replace(model, global_batch=batch, seq=seq).split_sequences(config.cp)
     clusters = load_clusters(config.cluster)
-    if config.lost:
-        clusters = [cluster.without(config.lost) for cluster in clusters]
     if config.budget is not None:
         cheapest = min(clusters, key=lambda cluster: cluster.price_per_hour)
         clusters = [cluster for cluster in clusters if cluster.price_per_hour <= config.budget]

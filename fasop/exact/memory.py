@@ -71,7 +71,9 @@ def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:
     each = (4, 4, 8) if options.precision == "fp32" else (2, 4, 12)
     if options.adapters:
         each = (2, 0, 0)
-    shared = [options.zero >= stage for stage in (3, 2, 1)]
+    if options.offload:
+        each = (*each[:2], 0)
+    shared, dp = [options.zero >= stage for stage in (3, 2, 1)], options.shared(dp)
     weights, gradients, states = (
         size / dp if is_shared else float(size) for size, is_shared in zip(each, shared, strict=True)
     )

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from fasop.errors import PlanError
 from fasop.exact.communication import Communication
 from fasop.exact.memory import parameters
-from fasop.exact.recipes import factor, hardware, update_seconds
+from fasop.exact.recipes import factor, hardware, host_update_seconds, update_seconds
 from fasop.exact.unit_times import Compute, UnitSeconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
 from fasop.memo import memo
-from fasop.plans.groups import Group, every, group_size
+from fasop.plans.groups import Group, every, first, group_size
 from fasop.plans.options import Options, Recompute
 
 # Sums over the tensor-parallel group in each unit's forward and backward pass: a layer's output after
@@ -38,7 +39,9 @@ class Passes:
     def __init__(
         self, model: Model, compute: Compute, links: Communication, options: Options, max_tp: float = math.inf
     ) -> None:
-        """max_tp: largest tensor-parallel degree that a stage may choose."""
+        """max_tp: largest tensor-parallel degree that a stage may choose. Raises ``PlanError``."""
+        if options.shard and model.experts:
+            raise PlanError(f"{model.name}: shard {options.shard}: a model with experts has no HSDP here.")
         self.max_tp = max_tp
         self.model, self.compute, self.links, self.options = model, compute, links, options
         self.layers = np.array([kind in "TD" for kind in model.kinds])
@@ -109,9 +112,15 @@ class Passes:
     @memo
     def _sharded(self, data: Group, tp: int, ep: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds per unit to gather parameters (ZeRO-3), and to reduce-scatter gradients (ZeRO-2)."""
-        what = (data, tp, *parameters(self.model, tp, ep), ep)
+        inner = first(data, self.options.shared(group_size(data)))
+        what = (inner, tp, *parameters(self.model, tp, ep), ep)
         gather = self._over_copies(*what, self.options.activation_bytes, False)
         reduce = self._over_copies(*what, self.options.gradient_bytes, False)
+        among = self.options.shared(group_size(data))
+        if among < group_size(data):  # HSDP: the sums of each group's shares over all of them
+            copies, beside = every(data, among)
+            size = parameters(self.model, tp, ep)[0] * (self.options.gradient_bytes / among)
+            reduce = reduce + self.over_replicas(copies, tp * beside, size, True)
         return gather * (self.options.zero == 3), reduce * (not self.options.adapters)
 
     def once(
@@ -145,7 +154,10 @@ class Passes:
         if known is None or self.options.adapters:
             return np.zeros(held.shape)
         if self.options.zero:
-            held = (held - of_experts) / replicas + of_experts / (replicas / ep)
+            replicas = self.options.shared(replicas)
+            held = (held - of_experts) / replicas + of_experts / max(replicas / ep, 1)
+        if self.options.offload:
+            return held * host_update_seconds(self.links.cluster.size(gpu))
         return held * (update_seconds(known, self.options) / gpu.speed)
 
     def output_gather(self, ends: tuple[Group, ...], mbs: int) -> float:

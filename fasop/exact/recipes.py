@@ -49,6 +49,9 @@ SETS = 6  # of operands that take turns in the cache: a layer's products each ha
 # written (2); and the part of the datasheet's memory bandwidth that it reaches.
 UPDATE_BYTES = {False: 46, True: 28}
 MEMORY_SHARE = 0.67
+# Bytes per second that are assumed, as no published run has set them: of copies between a GPU and its host, a
+# direction (PCIe 4.0 × 16), and of the memory of a host with two sockets.
+HOST_LINK, HOST_MEMORY = 25e9, 250e9
 _SHARP = 4  # how sharply the slower of two things that run at once decides
 _CAST_BYTES = 4  # per number of an operand: read in 16 bits, written in 8, along both sides
 
@@ -161,6 +164,13 @@ def with_host(seconds: np.ndarray, model: Model, options: Options, share: float)
 def update_seconds(gpu: Gpu, options: Options) -> float:
     """Seconds of the optimizer's step for each parameter."""
     return UPDATE_BYTES[options.precision == "fp32"] / (gpu.memory * MEMORY_SHARE)
+
+
+def host_update_seconds(gpus: int) -> float:
+    """Seconds of a host's Adam for each parameter of one of the GPUs of its node: gradient and weight go over
+    the link to it in 16 bits, then weight, gradient and moments are read, and three of them written.
+    """
+    return 4 / HOST_LINK + UPDATE_BYTES[True] * gpus / HOST_MEMORY
 
 
 @functools.lru_cache(maxsize=65536)

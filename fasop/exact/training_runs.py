@@ -224,6 +224,7 @@ def _described(
         recompute="full" if "full AC" in notes else "none",
         zero=3 if shards else 1,
         overlap=True,
+        shard=0 if model.experts else shards * count("cp"),
         sequence_parallel=tp > 1,
         attention="flash",
         precision="fp8 rows" if "rowwise" in notes else _PRECISIONS[row["precision"]],

@@ -136,6 +136,9 @@ class Compute:
         least = forward, backward
         of = hardware(gpu)
         assert of is not None
+        notes += ["the host's part in the optimizer is assumed: no published run shows it"] * (
+            self.options.offload
+        )
         notes += [
             f"{gpu}: no published run has set {name!r}" for name in guessed(of, self.model, self.options)
         ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -64,14 +64,13 @@ class Gpu:
 class Link:
     """What nodes of two GPU types, or in two zones, can exchange, where it is not what each can send.
 
-    bandwidth: bit/s between two nodes; latency: seconds per message; price_per_gb: $ per 10⁹ bytes;
-    points: (bytes of a message, bit/s), where the bandwidth depends on the size.
+    bandwidth: bit/s between two nodes; latency: seconds per message; points: (bytes
+    of a message, bit/s), where the bandwidth depends on the size.
     """
 
     between: tuple[str, str]
     bandwidth: kinds.Bandwidth
     latency: kinds.Latency = 0.0
-    price_per_gb: kinds.TrafficPrice = 0.0
     points: tuple[tuple[kinds.MessageSize, kinds.Bandwidth], ...] = ()
 
 
@@ -127,25 +126,6 @@ class Cluster:
         hosts = self.hosts()
         left = {gpu.name: iter([host for host, name in hosts if name == gpu.name]) for gpu in self.gpus}
         return [next(left[name]) for name in placement]
-
-    def without(self, lost: Iterable[str]) -> Cluster:
-        """The cluster without some nodes. Raises ``PlanError`` for a name that it doesn't have."""
-        hosts, gone = self.hosts(), set(lost)
-        names = [host for host, _ in hosts]
-        if unknown := sorted(gone.difference(names)):
-            some = f"{', '.join(names[:3])} … {names[-1]}" if len(names) > 4 else ", ".join(names)
-            raise PlanError(f"cluster {self.name}: no node {unknown[0]!r}: use {some}.")
-        kept = {
-            gpu: tuple(host for host, name in hosts if name == gpu.name and host not in gone)
-            for gpu in self.gpus
-        }
-        if not any(kept.values()):
-            raise PlanError(f"cluster {self.name}: every node is lost.")
-        return replace(
-            self,
-            gpus=tuple(replace(gpu, hosts=names) for gpu, names in kept.items() if names),
-            nodes=tuple(len(names) for names in kept.values() if names),
-        )
 
 
 # GiB of one GPU of ``chakra_et``'s table.

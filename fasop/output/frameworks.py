@@ -29,6 +29,7 @@ def exported(plan: Plan, framework: str) -> str:
         "it runs out of memory": plan.is_oom,
         "the model has an encoder": plan.model.encoder_layers is not None,
         "DeepSpeed has no context parallelism": framework == "deepspeed" and plan.model.cp > 1,
+        "DeepSpeed shares parameters among all ranks": framework == "deepspeed" and plan.options.shard > 0,
         f"{framework} has no {plan.options.precision}": framework != "megatron-bridge"
         and plan.options.precision not in _PRECISIONS[framework],
     }
@@ -57,7 +58,7 @@ def _torchtitan(plan: Plan) -> Settings:
     options, cp = plan.options, plan.model.cp
     converters = {"fp8": ["float8"], "mxfp8": ["mx"]}.get(options.precision, [])
     ranks = plan.dp // cp
-    sharded = options.zero > 0
+    shard = max(options.shared(plan.dp) // cp, 1) if options.zero else 1
     local = plan.micro_batches * plan.mbs if plan.pp > 1 else plan.mbs
     return {
         "model": {"converters": converters},
@@ -65,10 +66,11 @@ def _torchtitan(plan: Plan) -> Settings:
             "seq_len": plan.model.seq * cp,
             "local_batch_size": local,
             "global_batch_size": plan.model.global_batch // cp,
+            "enable_cpu_offload": options.offload,
         },
         "parallelism": {
-            "data_parallel_replicate_degree": 1 if sharded else ranks,
-            "data_parallel_shard_degree": ranks if sharded else 1,
+            "data_parallel_replicate_degree": ranks // shard,
+            "data_parallel_shard_degree": shard,
             "fsdp_reshard_after_forward": "always" if options.zero == 3 else "never",
             "tensor_parallel_degree": plan.tp,
             "enable_async_tensor_parallel": options.overlap_tensor,
@@ -110,19 +112,24 @@ def _bridge(plan: Plan) -> Settings:
             "use_megatron_fsdp": options.zero == 3,
             "overlap_grad_reduce": options.overlap,
             "overlap_param_gather": options.overlap and options.zero > 0,
+            "num_distributed_optimizer_instances": plan.dp // options.shared(plan.dp),
         },
+        "optimizer": {"optimizer_cpu_offload": options.offload},
     }
 
 
 def _deepspeed(plan: Plan) -> dict[str, Any]:
     """Of ``deepspeed.runtime.config.DeepSpeedConfig``."""
     options = plan.options
+    zero: dict[str, Any] = {"stage": options.zero, "overlap_comm": options.overlap}
+    if options.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
     return {
         "train_batch_size": plan.model.global_batch,
         "train_micro_batch_size_per_gpu": plan.mbs,
         "gradient_accumulation_steps": plan.micro_batches,
         "bf16": {"enabled": options.precision == "mixed"},
-        "zero_optimization": {"stage": options.zero, "overlap_comm": options.overlap},
+        "zero_optimization": zero,
         "tensor_parallel": {"autotp_size": plan.tp if plan.tp > 1 else 0},
         "pipeline": {"stages": plan.pp},
     }

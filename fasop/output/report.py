@@ -8,16 +8,19 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chakra_et import text
+from chakra_et import files, text
+from chakra_et.drawing.charts import line_chart
 from fasop.exact.estimate import estimate
 from fasop.exact.recipes import hardware
 from fasop.hpdc24.rules import simulate
 from fasop.inputs.clusters import Cluster
 from fasop.output import summary
+from fasop.plans.goal import by_time_and_price, pareto_front
 from fasop.plans.layout import of_plan
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
@@ -240,6 +243,22 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     output = io.StringIO()
     csv.writer(output, lineterminator="\n").writerows([COLUMNS, *rows])
     return output.getvalue()
+
+
+def parquet_file(path: Path, rows: Sequence[Sequence[object]]) -> None:
+    """Rows of ``COLUMNS`` as Parquet. Raises ``TraceError`` without pyarrow."""
+    from chakra_et.export.tables import Table, write_parquet  # not loaded where nobody wants it
+
+    table = Table({name: list(values) for name, *values in zip(COLUMNS, *rows, strict=True)})
+    with files.atomic_file(path) as handle:
+        write_parquet(table, handle)
+
+
+def scatter(plans: Sequence[Plan]) -> str:
+    """$ over seconds per step of plans, and the line of those that no other beats in both, as SVG."""
+    front = [by_time_and_price(plan) for plan in pareto_front(plans, by_time_and_price)]
+    lines = {"plans": [by_time_and_price(plan) for plan in plans], "Pareto front": front}
+    return line_chart(plans[0].model.name, "s per step", "$ per step", lines, unjoined=("plans",))
 
 
 def csv_row(plan: Plan) -> tuple[object, ...]:

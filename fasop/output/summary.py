@@ -44,6 +44,8 @@ def options_line(options: Options) -> str:
     zero = {0: "optimizer on every rank", 1: "optimizer sharded (ZeRO-1)"}
     words = [f"recomputation {options.recompute}", f"{options.attention} attention"]
     words += [zero.get(options.zero, f"ZeRO-{options.zero}"), f"{options.precision} precision"]
+    words += [f"in groups of {options.shard} (HSDP)"] * (options.shard > 0)
+    words += ["optimizer on the host"] * options.offload
     words += ["sequence parallelism"] * options.sequence_parallel
     recipe = {
         "CUDA graphs": options.cuda_graphs,

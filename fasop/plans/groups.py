@@ -31,6 +31,16 @@ def merged(groups: Sequence[Group]) -> Group:
     return tuple(Part(node, gpu, count) for (node, gpu), count in sorted(counts.items()))
 
 
+def first(group: Group, ranks: int) -> Group:
+    """The group of its first ranks."""
+    found, left = [], ranks
+    for part in group:
+        if left > 0:
+            found.append(part._replace(gpus=min(part.gpus, left)))
+        left -= part.gpus
+    return tuple(found)
+
+
 def every(group: Group, step: int) -> tuple[Group, int]:
     """The group of each ``step``-th rank of a group; and how many such groups have a GPU in a node."""
     found, first = [], 0

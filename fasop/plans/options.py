@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -24,6 +25,8 @@ class Options:
     it is reduced; engine: whose schedule, messages and kernels; scatter_gather: tensor-parallel ranks send a
     share of a stage's output each, not all of it; per_stage: each stage has a tp, micro-batch and
     recomputation of its own.
+    shard: data-parallel ranks among which ZeRO-3 shares the parameters, of which each such group has a copy
+    (HSDP; 0: all); offload: the optimizer's states and its step are the host's.
     As recipes set it: again: modules that the backward pass computes again; cuda_graphs: no host starts the
     kernels; fast_dispatch: tokens go to experts by kernels made for it (DeepEP, HybridEP); overlap_tensor,
     overlap_tokens: that communication runs beside computation; adapters: only LoRA's are trained.
@@ -32,6 +35,8 @@ class Options:
     recompute: Recompute = "none"
     zero: Annotated[int, Meta(ge=0, le=3)] = 0
     overlap: bool = False
+    shard: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    offload: bool = False
     sequence_parallel: bool = False
     attention: Attention = "unfused"
     precision: Precision = "mixed"
@@ -45,6 +50,10 @@ class Options:
     overlap_tensor: bool = False
     overlap_tokens: bool = False
     adapters: bool = False
+
+    def shared(self, replicas: int) -> int:
+        """Ranks that share a parameter's states, of so many that have it."""
+        return math.gcd(replicas, self.shard or replicas) if self.zero == 3 else replicas
 
     @property
     def activation_bytes(self) -> int:

@@ -66,7 +66,7 @@ class Plan:
     hides it; embedding_allreduce: the sum of the embedding's copies; update: each stage's optimizer, and
     the gathering of what it updated. parts: what these are made of. pipeline_time: until the first stage's
     last backward; step_time: the whole. stage_memory against stage_cap; is_oom: some stage does not fit.
-    price_per_step holds the nodes that are used and the traffic that is charged; train_cost: all iterations.
+    price_per_step: of the nodes that are used; train_cost: all iterations.
     lower_bound: no plan of the same degrees and micro-batch can take less than this (0: not computed).
     choices: of each stage, where stages differ (empty: all have tp, dp and mbs). notes: what was not
     measured.

@@ -12,7 +12,6 @@ import numpy as np
 
 from fasop.exact.communication import Communication
 from fasop.exact.passes import Passes, step_end, synchronized
-from fasop.exact.price import price_per_step
 from fasop.exact.stage_costs import StageCosts, data_group, tensor_group
 from fasop.exact.unit_times import Compute
 from fasop.inputs.clusters import Cluster
@@ -202,7 +201,8 @@ def _parts(tables: StageCosts, seats: Seats, choice: StageChoice, at: tuple[int,
 
 def with_price(plan: Plan, iterations: int) -> Plan:
     """The plan with what a step, and all of them, cost."""
-    price = price_per_step(plan)
+    hourly = sum(plan.cluster.gpu(name).price_per_hour for name in plan.placement)
+    price = hourly / 3600 * plan.step_time
     return replace(plan, price_per_step=price, train_cost=price * iterations)
 
 

@@ -210,7 +210,7 @@ class _Kept:
 
 
 def _rate(cluster: Cluster, goal: Goal) -> float:
-    """What turns seconds per step into at least the objective: traffic that is charged comes on top."""
+    """What turns seconds per step into the objective, where all nodes are used."""
     return cluster.price_per_hour / 3600 if goal.objective == "cost" else 1.0
 
 

@@ -66,4 +66,4 @@ def test_the_cluster_file_of_the_readme(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(text, encoding="utf-8")
     (cluster,) = load_clusters(str(path))
-    assert cluster.gpu_count == 24 and cluster.links[0].price_per_gb == 0.02
+    assert cluster.gpu_count == 24 and cluster.links[0].latency == 0.002

@@ -319,3 +319,19 @@ def test_what_a_step_yields_and_is_made_of(capsys: pytest.CaptureFixture[str]) -
     assert "$ for 2T" in text and f"{priced:,.0f}"[:5] in text
     assert "recomputation none, unfused attention" in text and "7% on A100" in text
     assert "--tokens" in refused(capsys, *flags, "--tokens", "many")
+
+
+def test_a_sweep_as_parquet_and_as_a_picture_with_its_front(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    flags = ["--model", "gpt2-xl", "--cluster", "paper-gpt2xl-het", "--dp", "4", "--tp", "1", "--oom"]
+    table, picture = tmp_path / "plans.parquet", tmp_path / "plans.svg"
+    run(capsys, "plan", *flags, "--csv", str(table), "--picture", str(picture))
+    rows = parquet.read_table(table).to_pydict()
+    assert set(rows["dp"]) == {4} and len(rows["partition"][0]) == rows["pp"][0]
+    points = list(zip(rows["estimated time (s/step)"], rows["price_per_step"], strict=True))
+    front = [p for p in set(points) if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)]
+    drawn = picture.read_text(encoding="utf-8")
+    assert drawn.count("<circle") == len(points) + len(front) and drawn.count("<path") == 1
+    assert "ends in .svg" in refused(capsys, "plan", *flags, "--picture", "plans.png")
