@@ -10,7 +10,6 @@ Source of the schema: chakra/schema/protobuf/et_def.proto in the PyPI wheel ``ml
 
 from __future__ import annotations
 
-import codecs
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-CHECKED_BYTES = 1 << 20
 _ELEMENT_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "unsigned char": 1, "signed char": 1,
     "half": 2, "bfloat16": 2, "float16": 2, "short": 2, "int16": 2, "uint16": 2,
@@ -139,16 +137,10 @@ class ByteStrings(_Bytes):
 
     def is_utf8(self) -> bool:
         """Whether the whole buffer is UTF-8: then each string is, as no character spans a zero byte."""
-        if self.buffer.isascii():
-            return True
-        decoder = codecs.getincrementaldecoder("utf-8")()
         try:
-            for at in range(0, len(self.buffer), CHECKED_BYTES):
-                decoder.decode(self.buffer[at : at + CHECKED_BYTES])
-            decoder.decode(b"", final=True)
+            return self.buffer.isascii() or bool(self.buffer.decode())
         except UnicodeDecodeError:
             return False
-        return True
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):

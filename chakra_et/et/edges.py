@@ -44,9 +44,6 @@ def rows_of(ids: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     if not len(ids) or not len(wanted):
         return np.full(len(wanted), -1)
     low, high = int(ids.min()), int(ids.max())
-    if int(ids[0]) == low and (ids[1:] - ids[:-1] == 1).all():
-        inside = (wanted >= low) & (wanted <= high)
-        return np.where(inside, (wanted - np.uint64(low)).view(np.int64), -1)
     if high - low <= SPARSE * len(ids) + 1024:
         table = np.full(high - low + 2, -1)
         table[(ids - np.uint64(low)).astype(np.int64)] = np.arange(len(ids))
