@@ -147,7 +147,7 @@ def _prepared(ranks: Ranks, keep: Keep) -> tuple[Traces, list[str]]:
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
         changes.update({key: changed * len(members) for key, changed in counts.items()})
-        _refuse(ranks.set.name, check(trace, groups, str(path), bundle_texts.DATASET_SPLITS))
+        _refuse(ranks.set.name, check(trace, groups, str(path)))
         for large in check_sizes(trace, groups, count):
             raise TraceError(f"{path}: node {trace.ids[large.rows[0]]} {large.message}")
         traces |= dict.fromkeys(members, trace)

@@ -40,10 +40,9 @@ _LISTS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 
 
 def check_file_for_astra(
-    trace: ExecutionTrace, groups: Mapping[str, list[int]] | None, ranks: int, roofline: bool
+    trace: ExecutionTrace, groups: Mapping[str, list[int]] | None, ranks: int, system: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Findings in one file of a run of ``ranks``. ``roofline``: whether system.json has
-    ``roofline-enabled``."""
+    """Findings in one file of a run of ``ranks``. ``system``: the content of system.json."""
     yield from check_sizes(trace, groups or {}, ranks)
     is_memory = np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))
     yield from found("astra-memory-node", is_memory, "is a memory node: no remote memory is modelled")
@@ -53,9 +52,13 @@ def check_file_for_astra(
     name = CollectiveType(first).name if first in set(CollectiveType) else f"collective of type {first}"
     yield from found("astra-collective", other, f"is a {name}: convert with --comm-types astra-sim")
     compute = (trace.types == NodeType.COMP) & (trace.column("is_cpu_op") == 0)
-    skipped = compute & (trace.column("tensor_size") <= 0) & (trace.duration_micros > 0) & roofline
+    skipped = compute & (trace.column("tensor_size") <= 0) & (trace.duration_micros > 0)
     message = "has a duration and no tensor_size: with roofline-enabled it takes no time"
-    yield from found("astra-roofline", skipped, message)
+    yield from found("astra-roofline", skipped & bool(system.get("roofline-enabled")), message)
+    splits, size = system.get("preferred-dataset-splits"), trace.column("comm_size")
+    small = (kind == CollectiveType.ALL_GATHER) & (size > 0) & (size < (splits if type(splits) is int else 1))
+    message = f"gathers {{}} bytes, fewer than preferred-dataset-splits ({splits}): it hangs"
+    yield from found("astra-all-gather", small, message, size)
 
 
 def check_sizes(trace: ExecutionTrace, groups: Mapping[str, list[int]], ranks: int) -> Iterator[Finding]:

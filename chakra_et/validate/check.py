@@ -13,7 +13,7 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import RankSet
 from chakra_et.validate.ranks import check_ranks
 from chakra_et.validate.rules import check_file
-from chakra_et.validate.table import DATASET_SPLITS, RULES, File, Finding
+from chakra_et.validate.table import RULES, File, Finding
 
 LONGEST_NAME = 80
 # Rule → what the conversion found, where a file breaks it as the traces lack what ASTRA-sim needs.
@@ -53,7 +53,6 @@ def check(
     traces: ExecutionTrace | Mapping[int, ExecutionTrace],
     comm_groups: dict[str, list[int]] | None = None,
     files: Mapping[int, str] | str = "trace",
-    dataset_splits: int = DATASET_SPLITS,
 ) -> list[Problem]:
     """Check one trace, or the traces of a run (rank → trace) by themselves and against each other.
 
@@ -64,11 +63,11 @@ def check(
     """
     if isinstance(traces, ExecutionTrace):
         rank = traces.metadata_int("rank")
-        return _check_one(File(traces, rank, comm_groups, dataset_splits, str(files)))
+        return _check_one(File(traces, rank, comm_groups, str(files)))
     names = {rank: f"rank {rank}" for rank in traces} if isinstance(files, str) else files
     problems = []
     for rank, trace in traces.items():
-        problems += _check_one(File(trace, rank, comm_groups, dataset_splits, names[rank]))
+        problems += _check_one(File(trace, rank, comm_groups, names[rank]))
     return problems + check_together(traces, comm_groups, names)
 
 
@@ -119,8 +118,6 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
     groups = run.comm_groups()
     folder = Path(run.name).parent
     system = (read_system(folder) if for_astra else None) or {}
-    splits = system.get("preferred-dataset-splits")
-    splits = splits if type(splits) is int and splits > 0 else DATASET_SPLITS
     communication: dict[int, ExecutionTrace] = {}
     whole: dict[int, ExecutionTrace] = {}
     problems: list[Problem] = []
@@ -132,9 +129,8 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
             problems.append(Problem("error", str(path), rank, None, None, "unreadable", message))
             continue
         known = trace.metadata_int("rank") if rank is None else rank
-        file = File(trace, known, groups, splits, str(path))
-        roofline = bool(system.get("roofline-enabled"))
-        more = check_file_for_astra(trace, groups, len(run.files), roofline) if for_astra else ()
+        file = File(trace, known, groups, str(path))
+        more = check_file_for_astra(trace, groups, len(run.files), system) if for_astra else ()
         problems += _check_one(file, more)
         if rank is not None:
             # A run can have hundreds of ranks: keep only what the check of the whole run needs.

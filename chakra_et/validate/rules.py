@@ -116,9 +116,6 @@ def _communication(file: File) -> Iterator[Finding]:
     by_size = ~np.isin(kind, (CollectiveType.BARRIER, CollectiveType.BROADCAST))
     empty = communicates & has_size & by_size & (size <= 0)
     yield from found("comm-size-zero", empty, "has comm_size {}: it never finishes", size)
-    small = (kind == CollectiveType.ALL_GATHER) & (size > 0) & (size < file.dataset_splits)
-    message = f"gathers {{}} bytes, fewer than preferred-dataset-splits ({file.dataset_splits}): it hangs"
-    yield from found("all-gather-small", small, message, size)
     on_cpu = communicates & (file.trace.column("is_cpu_op") != 0)
     yield from found("comm-on-cpu", on_cpu, "is a communication node with is_cpu_op=true: write false")
     for sent, peer in ((NodeType.COMM_SEND, "comm_dst"), (NodeType.COMM_RECV, "comm_src")):

@@ -37,7 +37,6 @@ RULES = {
     "comm-type-unsupported": "warning",  # ASTRA-sim does not simulate the collective
     "comm-size-missing": "error",  # ASTRA-sim throws without it
     "comm-size-zero": "error",  # communication of 0 bytes never finishes
-    "all-gather-small": "error",  # an all-gather of fewer bytes than preferred-dataset-splits hangs
     "comm-peer-missing": "error",  # a send needs comm_dst and comm_tag, a receive comm_src and comm_tag
     "tensor-size-missing": "warning",  # simulators time memory nodes by tensor_size
     "comm-on-cpu": "error",  # a communication node with is_cpu_op=true runs as a CPU operator
@@ -70,6 +69,7 @@ RULES = {
     "astra-memory-node": "error",  # ASTRA-sim ends the run: it has no remote memory
     "astra-collective": "error",  # ASTRA-sim throws
     "astra-size": "error",  # ASTRA-sim takes the size of a message modulo 2^32, and aborts or is too fast
+    "astra-all-gather": "error",  # an all-gather of fewer bytes than preferred-dataset-splits hangs
     "astra-roofline": "error",  # the compute node takes no time
     "astra-group-file": "error",  # every group but that of all ranks is unknown: ASTRA-sim ends the run
     "astra-network": "error",  # ASTRA-sim aborts, or simulates other links
@@ -87,8 +87,6 @@ SIMULATED = (
 )
 # Collectives to which ranks may contribute different numbers of bytes.
 UNEVEN = (CollectiveType.ALL_GATHER, CollectiveType.GATHER, CollectiveType.SCATTER, CollectiveType.ALL_TO_ALL)
-DATASET_SPLITS = 4
-"""ASTRA-sim's ``preferred-dataset-splits`` where no system.json says another number."""
 LARGEST_MESSAGE = (1 << 31) - 1
 """Bytes of a message in ASTRA-sim, of which a collective has one for each member."""
 INTEGER = re.compile(r"[1-9][0-9]{0,8}")
@@ -121,7 +119,6 @@ class File:
     trace: ExecutionTrace
     rank: int | None = None
     comm_groups: dict[str, list[int]] | None = None
-    dataset_splits: int = DATASET_SPLITS
     name: str = "trace"
 
     @cached_property

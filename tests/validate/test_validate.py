@@ -121,7 +121,6 @@ SINGLE: list[tuple[str, Callable[[ExecutionTrace], object], int | None, str]] = 
     ("comm-size-missing", lambda t: drop(t, "comm_size", SEND), 5, "without comm_size"),
     ("comm-size-zero", lambda t: put(t, "comm_size", REDUCE, 0), 3, "comm_size 0"),
     ("comm-size-zero", lambda t: put(t, "comm_size", RECV, -8), 6, "comm_size -8"),
-    ("all-gather-small", lambda t: put(t, "comm_size", GATHER, 3), 4, "gathers 3 bytes"),
     ("comm-peer-missing", lambda t: drop(t, "comm_dst", SEND), 5, "COMM_SEND without comm_dst"),
     ("comm-peer-missing", lambda t: drop(t, "comm_tag", SEND), 5, "COMM_SEND without"),
     ("comm-peer-missing", lambda t: drop(t, "comm_src", RECV), 6, "COMM_RECV without comm_src"),

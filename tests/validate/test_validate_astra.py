@@ -9,7 +9,7 @@ import pytest
 
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.validate.astra import check_file_for_astra, check_run_for_astra
-from tests.convert.good_traces import KERNEL, REDUCE, good, put
+from tests.convert.good_traces import GATHER, KERNEL, REDUCE, good, put
 
 NETWORK = {"topology": "[Switch]", "npus_count": "[4]", "bandwidth": "[46.6]", "latency": "[500.0]"}
 SYSTEM = {
@@ -94,7 +94,7 @@ def test_an_unreadable_system_file_is_reported(tmp_path: Path) -> None:
 def test_memory_node() -> None:
     trace = good()
     trace.types[KERNEL] = NodeType.MEM_LOAD
-    rules = [finding.rule for finding in check_file_for_astra(trace, None, 2, roofline=False)]
+    rules = [finding.rule for finding in check_file_for_astra(trace, None, 2, {})]
     assert rules == ["astra-memory-node"]
 
 
@@ -102,15 +102,21 @@ def test_collective_that_astra_sim_does_not_simulate() -> None:
     trace = good()
     trace.types[trace.types == NodeType.MEM_LOAD] = NodeType.COMP
     put(trace, "comm_type", REDUCE, CollectiveType.GATHER)
-    rules = [finding.rule for finding in check_file_for_astra(trace, None, 2, roofline=False)]
+    rules = [finding.rule for finding in check_file_for_astra(trace, None, 2, {})]
     assert rules == ["astra-collective"]
+
+
+def test_an_all_gather_of_fewer_bytes_than_chunks() -> None:
+    trace = good()
+    put(trace, "comm_size", GATHER, 3)
+    for splits, broken in ((4, True), (3, False)):
+        found = check_file_for_astra(trace, None, 2, {"preferred-dataset-splits": splits})
+        assert ("astra-all-gather" in {finding.rule for finding in found}) == broken
 
 
 def test_roofline_needs_tensor_sizes() -> None:
     trace = good()
     assert "astra-roofline" in {
-        finding.rule for finding in check_file_for_astra(trace, None, 2, roofline=True)
+        finding.rule for finding in check_file_for_astra(trace, None, 2, {"roofline-enabled": 1})
     }
-    assert "astra-roofline" not in {
-        finding.rule for finding in check_file_for_astra(trace, None, 2, roofline=False)
-    }
+    assert "astra-roofline" not in {finding.rule for finding in check_file_for_astra(trace, None, 2, {})}
