@@ -21,8 +21,8 @@ from chakra_et.astra.network_dimensions import (
 )
 from chakra_et.astra.packet_backends import Backend, write_backend
 from chakra_et.astra.prepare import Keep, Ranks, larger_sizes, prepared, sentences, trimmed, with_dependencies
-from chakra_et.cost.network_sources import read_topology
 from chakra_et.cost.topology import Topology
+from chakra_et.cost.topology_text import read_topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_et.cost.collectives import Algorithm, collective_time
+from chakra_et.cost.collectives import collective_time
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
-from chakra_et.files import read_json
+from chakra_et.files import read_json, write_json
+
+MODEL_FORMAT = "chakra-et network model"
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ class NetworkModel:
         """This network between ``ranks`` ranks."""
         return Topology.flat(ranks, self.bandwidth, self.latency_ns, self.reduce_bandwidth, self.call_ns)
 
-    def time(self, kind: CollectiveType, size: int, ranks: int, algorithm: Algorithm = "ring") -> float:
+    def time(self, kind: CollectiveType, size: int, ranks: int) -> float:
         """ns of a collective: between the sizes that were measured of its kind among as many ranks, beyond
         the largest in proportion to the bytes; where there are none, by the fitted costs."""
         mine = [each for each in self.measured if (each.kind, each.ranks) == (kind, ranks)]
         known = sorted((each.size, each.ns) for each in mine)
-        if not known or algorithm != "ring":
-            return collective_time(kind, size, range(ranks), self.topology(ranks), algorithm)
+        if not known:
+            return collective_time(kind, size, range(ranks), self.topology(ranks))
         sizes, taken = np.array(known).T
         return float(np.interp(size, sizes, taken) * max(size / sizes[-1], 1.0))
 
@@ -79,7 +81,7 @@ class NetworkModel:
         return f"{', '.join(parts)} (±{self.error:.0%}, {samples} of {self.source})"
 
 
-def fit_model(samples: Sequence[Sample], source: str, algorithm: Algorithm = "ring") -> NetworkModel:
+def fit_model(samples: Sequence[Sample], source: str) -> NetworkModel:
     """The model with the least squared relative error, all four costs from 0 on.
 
     Costs that the samples can't tell apart are fitted as the first of β, call, α and γ. Raises ``TraceError``
@@ -92,7 +94,7 @@ def fit_model(samples: Sequence[Sample], source: str, algorithm: Algorithm = "ri
             "`chakra-et measure-network`"
         )
     taken = np.array([each.ns for each in samples])
-    columns = np.array([_costs(each, algorithm) for each in samples])  # β, call, α, γ
+    columns = np.array([_costs(each) for each in samples])  # β, call, α, γ
     best, best_error = np.zeros(4), math.inf
     for count in range(1, 5):
         for chosen in itertools.combinations(range(4), count):
@@ -113,9 +115,7 @@ def write_model(path: str | Path, model: NetworkModel, **more: object) -> None:
     """Write a model as JSON, with what else is known about the measurement."""
     entry = {name: None if value == math.inf else value for name, value in asdict(model).items()}
     entry["measured"] = [{**asdict(each), "kind": each.kind.name} for each in model.measured]
-    from chakra_et.files import write_json
-
-    write_json(Path(path), {"format": "chakra-et network model 1", **entry, **more})
+    write_json(Path(path), {"format": f"{MODEL_FORMAT} 1", **entry, **more})
 
 
 def read_model(path: str | Path) -> NetworkModel:
@@ -154,7 +154,7 @@ def _sample(entry: dict[str, object]) -> Sample:
     return Sample(CollectiveType[str(entry["kind"])], size, ranks, float(ns))
 
 
-def _costs(sample: Sample, algorithm: Algorithm) -> list[float]:
+def _costs(sample: Sample) -> list[float]:
     """ns of a sample for β = 1 ns per byte, 1 ns per call, α = 1 ns, γ = 1 ns per byte, each alone."""
     count = sample.ranks
     topologies = (
@@ -163,7 +163,7 @@ def _costs(sample: Sample, algorithm: Algorithm) -> list[float]:
         Topology.flat(count, math.inf, 1.0),
         Topology.flat(count, math.inf, 0.0, reduce_bandwidth=1e9),
     )
-    return [collective_time(sample.kind, sample.size, range(count), each, algorithm) for each in topologies]
+    return [collective_time(sample.kind, sample.size, range(count), each) for each in topologies]
 
 
 def _rate(ns_per_byte: float) -> float:

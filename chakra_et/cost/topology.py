@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -76,10 +75,3 @@ class Topology:
             rank, at = divmod(rank, dimension.size)
             place.append(at)
         return tuple(place)
-
-
-def fills_grid(topology: Topology, ranks: Sequence[int]) -> tuple[int, ...] | None:
-    """The number of distinct coordinates of ``ranks`` per dimension if they fill a grid, otherwise None."""
-    places = [topology.coordinates(rank) for rank in ranks]
-    counts = tuple(len(set(along)) for along in zip(*places, strict=True))
-    return counts if math.prod(counts) == len(set(places)) else None

@@ -1,4 +1,4 @@
-"""Networks described by one line of text or JSON.
+"""Networks from whatever names one: a line of text, JSON, a plan of the planner, or a measured model.
 
 8xH100 NVLink, 4 nodes, 400 Gbit/s          400 Gbit/s per GPU; `400 Gbit/s per node` is shared by 8
 8xH100 NVLink 370 GB/s, 4 nodes, 400 Gbit/s, 8 us         measured figures instead of the specification
@@ -7,6 +7,7 @@ dgx-h100, 4 nodes                           a node preset
 4 ranks, 10 Gbit/s, 30 us                   one dimension; the number of ranks is optional
 {"dimensions": [{"size": 8, "bandwidth": "450 GB/s", "latency": "2 us", "kind": "Switch"},
                 {"size": 4, "bandwidth": "400 Gbit/s", "latency": "5 us"}], "memory": "3350 GB/s"}
+network.json                                that, or what measure-network or `fasop plan --json` wrote
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 from chakra_et.cost import nccl, networks
-from chakra_et.cost.topology import Dimension, Kind, Topology
+from chakra_et.cost.network_fit import MODEL_FORMAT, read_model
+from chakra_et.cost.topology import HOP_NS, INTER_LOSS, Dimension, Kind, Topology
 from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
 from chakra_et.errors import TraceError
 from chakra_et.files import read_bytes
@@ -31,20 +35,16 @@ _SHARE = re.compile(r"(.+?)\s+per\s+(gpu|node)", re.IGNORECASE)
 LARGEST = 1 << 20
 
 
-def parse_topology(text: str, ranks: int | None = None) -> Topology:
-    """The topology that ``text`` describes: a line, JSON, or the path of a JSON file.
+def read_topology(text: str, ranks: int | None = None) -> Topology:
+    """The topology that ``text`` describes: a line, JSON, or the path of a JSON file, of a plan, or of
+    ``chakra-et measure-network``.
 
     ``ranks``: the required number of ranks, from which missing numbers of nodes or ranks in the text follow.
     Raises ``TraceError``.
     """
     text = text.strip()
-    if text.startswith("{"):
-        topology = _from_json(text, "--topology")
-    elif text.lower().endswith(".json"):
-        try:
-            topology = _from_json(read_bytes(text).decode(), text)
-        except (OSError, UnicodeDecodeError) as error:
-            raise TraceError(f"{text}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if text.startswith("{") or text.lower().endswith(".json"):
+        topology = _from_json(text, ranks)
     else:
         topology = _from_text(text, ranks)
     if not 2 <= topology.ranks <= LARGEST:
@@ -207,11 +207,20 @@ def _flat(read: _Read, text: str, ranks: int | None) -> Topology:
     return Topology((dimension,), name=text, notes=tuple(notes))
 
 
-def _from_json(text: str, where: str) -> Topology:
+def _from_json(text: str, ranks: int | None) -> Topology:
+    where = "--topology" if text.startswith("{") else text
     try:
-        entry = json.loads(text)
+        entry = json.loads(text if text.startswith("{") else read_bytes(text))
+    except OSError as error:
+        raise TraceError(f"{text}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: is not JSON ({error})") from None
+    if isinstance(entry, dict) and ranks is not None and isinstance(entry.get("plans"), list):
+        if not entry["plans"]:
+            raise TraceError(f"{where}: holds no plan: write it with fasop plan --json")
+        return planned_topology(entry["plans"][0], ranks, f"{where}: its first plan")
+    if isinstance(entry, dict) and ranks is not None and MODEL_FORMAT in str(entry.get("format")):
+        return replace(read_model(text).topology(ranks), name=f"the network of {Path(text).name}")
     if not isinstance(entry, dict) or not isinstance(entry.get("dimensions") or None, list):
         raise TraceError(f'{where}: needs "dimensions": a list of {{"size", "bandwidth", "latency", "kind"}}')
     unknown = set(entry) - {"dimensions", "memory", "peak", "name"}
@@ -243,3 +252,41 @@ def _dimension(entry: Any, number: int) -> Dimension:
         raise TraceError(f"dimension {number + 1} has kind {kind!r}: use {', '.join(get_args(Kind))}")
     latency = parse_latency(str(entry["latency"])) if "latency" in entry else 0.0
     return Dimension(size, parse_bandwidth(str(entry["bandwidth"])), latency, kind)
+
+
+def planned_topology(plan: Any, ranks: int, where: str) -> Topology:
+    """The network of one entry of a file of plans. ``where`` begins a ``TraceError``.
+
+    The planner shares the bandwidth of a node among what leaves it at once, takes 5% of it for losses, and
+    lets the slowest link of a ring decide; a dimension has one bandwidth per GPU, so that the bytes of each
+    message stand for what differs.
+    """
+    try:
+        topology = _planned(plan, plan["cluster"])
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        raise TraceError(f"{where} isn't a plan that can be read: write it with fasop plan --json") from None
+    if topology.ranks != ranks:
+        raise TraceError(
+            f"{where} is for {topology.ranks} GPUs, and the set has {ranks} ranks: give the plan of this set"
+        )
+    if ranks < 2:
+        raise TraceError(f"{where} is for one GPU: there is no network to simulate")
+    return topology
+
+
+def _planned(plan: Mapping[str, Any], cluster: Mapping[str, Any]) -> Topology:
+    kinds = {gpu["name"]: gpu for gpu in cluster["gpus"]}
+    used = [kinds[name] for name in dict.fromkeys(plan["placement"])]
+    per_node, nodes = int(cluster["gpus_per_node"]), len(plan["placement"])
+    intra = min(gpu["intra_bandwidth"] / (per_node if gpu["shared_bus"] else 1) for gpu in used) / 8
+    inter = min(gpu["inter_bandwidth"] for gpu in used) / 8 / INTER_LOSS / per_node
+    intra_ns = max(gpu["intra_latency"] for gpu in used) * 1e9 or HOP_NS
+    inter_ns = max(gpu["inter_latency"] for gpu in used) * 1e9 or HOP_NS
+    dimensions = (Dimension(per_node, intra, intra_ns), Dimension(nodes, inter, inter_ns))
+    note = (
+        "the planner's links are shared, lossy and unequal, and a dimension has one bandwidth: the bytes of "
+        "each message and collective are those with which it lasts as long as planned"
+    )
+    name = f"{cluster['name']} as planned"
+    kept = tuple(dimension for dimension in dimensions if dimension.size > 1)
+    return Topology(kept, name=name, notes=(note,), effective=True)

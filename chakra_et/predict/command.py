@@ -1,7 +1,7 @@
 """``chakra-et predict NAME``: the step time of a run under changed conditions.
 
     chakra-et predict traces/gpt2 --scale 'aten::mm|gemm'=0.5
-    chakra-et predict traces/gpt2 --bandwidth 100Gbit/s --latency 5us --algorithm ring
+    chakra-et predict traces/gpt2 --bandwidth 100Gbit/s --latency 5us
     chakra-et predict traces/gpt2 --rank 3 as median --output predicted/gpt2
 
 Exit status: 0; 2 for arguments or files that can't be used.
@@ -88,9 +88,6 @@ class PredictConfig:
         group="network",
     )
     latency: str | None = _option("of one message, with its unit: 5us", group="network")
-    algorithm: Literal["auto", "ring", "tree", "hierarchical"] | None = _option(
-        "of collectives", group="network"
-    )
     topology: str | None = _option(
         "in place of bandwidth and latency: '8xH100 NVLink, 4 nodes, 400 Gbit/s'", group="network"
     )
@@ -174,7 +171,7 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
 
         model = read_model(config.network)
     found = _what_ifs(config, model, len(run.graph.ranks) == 1)
-    if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
+    if any((config.bandwidth, config.latency, config.topology)):
         from chakra_et.cost.units import parse_bandwidth, parse_latency
         from chakra_et.transform.network import Network
 
@@ -184,7 +181,6 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
         network = Network(
             rates[-1] if rates else None,
             parse_latency(config.latency) if config.latency else None,
-            config.algorithm or "auto",
             config.topology or "",
             model,
             config.contention,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.arrays import medians
-from chakra_et.cost.collectives import Algorithm, collective_time, message_time
+from chakra_et.cost.collectives import collective_time, message_time
 from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
@@ -31,7 +31,7 @@ class Network:
     """Another network. What is None stays as it was fitted to the run, or as ``model`` has it.
 
     ``bandwidth``: bytes per second of one rank's link, per direction; ``latency_ns``: of one message.
-    ``topology``, text for ``parse_topology``, takes the place of both. With neither, every transfer changes
+    ``topology``, text for ``read_topology``, takes the place of both. With neither, every transfer changes
     by the ratio of the model's times. With a bandwidth, a transfer takes the model's time. ``contention``:
     whether transfers at the same time share their links.
 
@@ -46,7 +46,6 @@ class Network:
 
     bandwidth: float | None = None
     latency_ns: float | None = None
-    algorithm: Algorithm = "auto"
     topology: str = ""
     model: NetworkModel | None = None
     contention: bool = True
@@ -57,11 +56,6 @@ class Network:
         if not found:
             raise TraceError(
                 "the network can't be changed: no communication between known ranks is in the files"
-            )
-        if self.algorithm != "auto" and all(each.kind is None for each in found):
-            raise TraceError(
-                f"--algorithm {self.algorithm}: the run has no collectives, only messages between two ranks, "
-                "which have no algorithm: leave it out"
             )
         fitted = self.model or fit_model(collective_samples(found) or _messages(found), "the run")
         setting = setting.noting(f"network of the run: {fitted.describe()}")
@@ -75,8 +69,8 @@ class Network:
         before, after = fitted.topology(count), changed.topology(count)
         taken = []
         for each in found:
-            old = _time(each, before, "ring")
-            ratio = _time(each, after, self.algorithm) / old if old else 1.0
+            old = _time(each, before)
+            ratio = _time(each, after) / old if old else 1.0
             taken.append(np.rint(each.transfer_ns * ratio).astype(np.int64))
         return _lasting(setting, found, taken)
 
@@ -85,9 +79,9 @@ class Network:
         latency_ns = fitted.latency_ns if self.latency_ns is None else self.latency_ns
         topology = Topology.flat(count, self.bandwidth or 0.0, latency_ns)
         if self.topology:
-            from chakra_et.cost.topology_text import parse_topology
+            from chakra_et.cost.topology_text import read_topology
 
-            topology = parse_topology(self.topology, count)
+            topology = read_topology(self.topology, count)
         setting = replace(setting, notes=(*setting.notes, *topology.notes))
         if any(each.gloo for each in found):
             payload = (replace(d, bandwidth=d.bandwidth * TCP_PAYLOAD) for d in topology.dimensions)
@@ -106,12 +100,12 @@ class Network:
 
         def parts(each: Transfer) -> tuple[float, float, float]:
             """What it takes on the wire, its latency, and what the ranks do beside; ns."""
-            on_wire = _time(each, only_wire, self.algorithm)
-            if topology.nccl is not None and self.algorithm == "auto":
-                whole = _time(each, topology, "auto")
+            on_wire = _time(each, only_wire)
+            if topology.nccl is not None:
+                whole = _time(each, topology)
                 return min(on_wire, whole), max(whole - on_wire, 0.0), 0.0
-            latency = _time(each, topology, self.algorithm) - _time(each, free, self.algorithm)
-            return on_wire, latency, _time(each, extra, self.algorithm)
+            latency = _time(each, topology) - _time(each, free)
+            return on_wire, latency, _time(each, extra)
 
         taken = []
         for each in found:
@@ -137,7 +131,7 @@ class Network:
         """What the ranks' own work adds to a gloo transfer, and what the transfer takes at least; ns."""
         if self.present is not None:
             link = Topology.flat(max(each.ranks) + 1, self.present * TCP_PAYLOAD, 0.0)
-            taken = max(taken - _time(each, link, "ring"), 0.0)
+            taken = max(taken - _time(each, link), 0.0)
         elif not one_host:
             return 0.0, taken
         return taken / gloo_segments(each.size, len(each.ranks)), taken
@@ -232,10 +226,10 @@ def _lasting(setting: Setting, found: Sequence[Transfer], taken: Sequence[np.nda
     return replace(setting, own_ns=own, lasting_ns=lasting)
 
 
-def _time(each: Transfer, topology: Topology, algorithm: Algorithm) -> float:
+def _time(each: Transfer, topology: Topology) -> float:
     if each.kind is None:
         return message_time(each.size, each.ranks[0], each.ranks[1], topology)
-    return collective_time(each.kind, each.size, each.ranks, topology, algorithm)
+    return collective_time(each.kind, each.size, each.ranks, topology)
 
 
 def _group_of(run: Run, node: int) -> list[int]:

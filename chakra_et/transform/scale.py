@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chakra_et.cost.network_fit import NetworkModel
-from chakra_et.cost.network_sources import read_topology
 from chakra_et.cost.topology import Topology
+from chakra_et.cost.topology_text import read_topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace

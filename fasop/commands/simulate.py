@@ -84,7 +84,7 @@ def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
     """
     from chakra_et.astra.bundle import write_bundle
     from chakra_et.astra.prepare import ranks_of
-    from chakra_et.cost.network_sources import planned_topology
+    from chakra_et.cost.topology_text import planned_topology
     from chakra_et.errors import TraceError
     from chakra_et.job.sets import read_set
 

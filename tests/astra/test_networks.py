@@ -11,7 +11,7 @@ import pytest
 
 from chakra_et.__main__ import main
 from chakra_et.cost.network_fit import NetworkModel, write_model
-from chakra_et.cost.network_sources import read_topology
+from chakra_et.cost.topology_text import read_topology
 from chakra_et.errors import TraceError
 from fasop.__main__ import main as fasop
 
@@ -96,5 +96,5 @@ def test_a_plan_of_other_ranks_or_a_damaged_one_is_refused(plan: Path) -> None:
     with pytest.raises(TraceError, match="isn't a plan that can be read"):
         read_topology(str(plan), 8)
     plan.write_text("{")
-    with pytest.raises(TraceError, match="isn't JSON"):
+    with pytest.raises(TraceError, match="is not JSON"):
         read_topology(str(plan), 8)

@@ -9,7 +9,7 @@ import pytest
 
 from chakra_et.cost import networks
 from chakra_et.cost.topology import Dimension
-from chakra_et.cost.topology_text import parse_topology
+from chakra_et.cost.topology_text import read_topology
 from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
 from chakra_et.errors import TraceError
 
@@ -59,7 +59,7 @@ def test_a_bandwidth_without_a_unit_or_of_zero_is_refused(text: str, message: st
 
 
 def test_gpus_and_nodes() -> None:
-    topology = parse_topology("8xH100 NVLink, 4 nodes, 400 Gbit/s", 32)
+    topology = read_topology("8xH100 NVLink, 4 nodes, 400 Gbit/s", 32)
     inner, outer = topology.dimensions
     assert (inner.size, inner.bandwidth, inner.kind) == (8, 450e9, "Switch")
     assert (outer.size, outer.bandwidth) == (4, 50e9)
@@ -71,27 +71,27 @@ def test_gpus_and_nodes() -> None:
 
 
 def test_a_node_may_share_its_bandwidth() -> None:
-    shared = parse_topology("8xA100 NVLink, 4 nodes, 400 Gbit/s per node, 3 us").dimensions[1]
+    shared = read_topology("8xA100 NVLink, 4 nodes, 400 Gbit/s per node, 3 us").dimensions[1]
     assert shared == Dimension(4, 50e9 / 8, 3000.0)
-    assert parse_topology("8xA100, 4 nodes, 400 Gbit/s per GPU").dimensions[1].bandwidth == 50e9
+    assert read_topology("8xA100, 4 nodes, 400 Gbit/s per GPU").dimensions[1].bandwidth == 50e9
 
 
 def test_a_measured_figure_replaces_the_specification() -> None:
-    topology = parse_topology("8xH100 NVLink 370 GB/s, 4 nodes, 400 Gbit/s, 8 us, ring")
+    topology = read_topology("8xH100 NVLink 370 GB/s, 4 nodes, 400 Gbit/s, 8 us, ring")
     assert topology.dimensions[0].bandwidth == 370e9
     assert topology.dimensions[1] == Dimension(4, 50e9, 8000.0, "Ring")
 
 
 def test_the_number_of_nodes_follows_from_the_ranks() -> None:
-    assert [each.size for each in parse_topology("8xH100, 400 Gbit/s", 32).dimensions] == [8, 4]
-    assert [each.size for each in parse_topology("8xH100", 8).dimensions] == [8]
-    assert [each.size for each in parse_topology("1xT4, 100 Gbit/s", 4).dimensions] == [4]
-    assert parse_topology("10 Gbit/s, 30 us", 4).dimensions == (Dimension(4, 1.25e9, 30000.0),)
+    assert [each.size for each in read_topology("8xH100, 400 Gbit/s", 32).dimensions] == [8, 4]
+    assert [each.size for each in read_topology("8xH100", 8).dimensions] == [8]
+    assert [each.size for each in read_topology("1xT4, 100 Gbit/s", 4).dimensions] == [4]
+    assert read_topology("10 Gbit/s, 30 us", 4).dimensions == (Dimension(4, 1.25e9, 30000.0),)
 
 
 @pytest.mark.parametrize("name", networks.names())
 def test_every_node_preset_can_be_used(name: str) -> None:
-    topology = parse_topology(f"{name}, 4 nodes")
+    topology = read_topology(f"{name}, 4 nodes")
     assert topology.ranks == 32
     assert topology.dimensions[0].bandwidth > topology.dimensions[1].bandwidth
 
@@ -118,7 +118,7 @@ def test_json_text_and_a_json_file(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
     path.write_text(json.dumps(entry))
     for text in (json.dumps(entry), str(path)):
-        topology = parse_topology(text, 32)
+        topology = read_topology(text, 32)
         assert topology.dimensions == (
             Dimension(8, 450e9, 2000.0, "FullyConnected"),
             Dimension(4, 50e9, 5000.0, "Switch"),
@@ -155,6 +155,6 @@ def test_json_text_and_a_json_file(tmp_path: Path) -> None:
 )
 def test_a_topology_that_cannot_be_used_is_refused_in_one_sentence(text: str, message: str) -> None:
     with pytest.raises(TraceError) as caught:
-        parse_topology(text, 32)
+        read_topology(text, 32)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

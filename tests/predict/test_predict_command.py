@@ -73,8 +73,6 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         "1Gbit/s",
         "--latency",
         "5us",
-        "--algorithm",
-        "ring",
     ]
     assert main(["predict", two, *words, "--output", str(output)]) == 0
     shown = capsys.readouterr().out
