@@ -3,7 +3,8 @@
 
     python benchmarks/cost_accuracy.py                  leave out GPUs, and shapes of each GPU
     python benchmarks/cost_accuracy.py --tables DIR     fit to the given tables, judge those of DIR
-    python benchmarks/cost_accuracy.py --write          fit to all, write kernel_times.json and grids.npz
+    python benchmarks/cost_accuracy.py --write          fit to all, write kernel_times.json and grids.npz;
+                                                        with --kinds attention only those kernels
     python benchmarks/cost_accuracy.py --plot X.svg     predicted over measured times of each class, too
 
 The tables are those of ../shared/data/truth (its README.md names their sources). Each row of the result is
@@ -27,11 +28,12 @@ from benchmarks.cost_picture import draw
 from benchmarks.smoothing import ATTENTION, PRODUCT, smooth
 from chakra_et import cli
 from chakra_et.cost import gpus, grids, kernel_times
+from chakra_et.cost.attention import INTO_CACHE
 from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import MODELS, KernelTimes, Values, mean_parameters
 from chakra_et.cost.operator_calls import OperatorCall
-from chakra_et.cost.operator_times import gpu_model
+from chakra_et.cost.operator_times import GDDR, GpuModel, gpu_model
 from chakra_et.files import write_text
 
 LONG = 20.0
@@ -72,13 +74,26 @@ class Table:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result; ``target``: of the mean error, all and long, in percent."""
+    """One line of the result; ``target``: of the mean error, all and long, in percent. ``batch``: of
+    products in 32 bits."""
 
     judged: str
     gpu: str
     micros: np.ndarray
     errors: np.ndarray
     target: str = ""
+    batch: np.ndarray | None = None
+
+    def by_operator(self) -> list[Row]:
+        """Products of 32 bits as linear and bmm, others as they are."""
+        if self.batch is None:
+            return [self]
+        found = []
+        for name, chosen, target in (("linear", self.batch == 1, "15"), ("bmm", self.batch > 1, "14")):
+            if chosen.any():
+                goal, words = target if self.target else "", self.judged.replace("products", name)
+                found.append(Row(words, self.gpu, self.micros[chosen], self.errors[chosen], goal))
+        return found
 
     def line(self) -> str:
         size, long = np.abs(self.errors), self.micros >= LONG
@@ -134,7 +149,7 @@ def read_attention(folder: Path) -> dict[str, Table]:
             each = each.sort_values("latency_us").drop_duplicates(shape)
             batch, heads, shared, tokens, size = each[shape].to_numpy(float).T
             ones = np.ones(len(each))
-            points = np.stack([batch, heads, shared, tokens, tokens, size, ones, 0 * ones], axis=1)
+            points = np.stack([batch, heads, shared, tokens, tokens, size, ones, INTO_CACHE * ones], axis=1)
             found[f"{gpu.name} {framework}"] = Table(gpu, points, each.latency_us.to_numpy(float))
     return found
 
@@ -156,28 +171,71 @@ def read_float(folder: Path) -> dict[str, Table]:
 
 MOVING = {"elem": ("elementwise", "5"), "softmax": ("softmax", "12"), "ln": ("normalization", "12")}
 _TWO_INPUTS = ("add", "mul", "div", "pow")
+ROWS = {"memory": (0.85, 0.1), "held": (0.5, 0.5), "rise": (1.0, 0.5), "odd": (0.2, 0.5)}
+"""Where the fit of softmax and layer norm starts, and how far it may go."""
 
 
-def moving_rows(folder: Path) -> Iterator[Row]:
-    """NeuSight's kernels that move numbers, fp32, by parameters that were fitted to H100 and MI300X; but the
-    shares of bandwidth of softmax and layer norm were chosen by these very tables (``gpu_priors.py``)."""
+@dataclass(frozen=True)
+class Calls:
+    """Measured kernels of a kind on one GPU that move numbers."""
+
+    model: GpuModel
+    calls: list[OperatorCall]
+    micros: np.ndarray
+
+    def said(self, values: Values) -> np.ndarray:
+        """µs with these parameters, of HBM, in place of the model's own."""
+        part = GDDR if self.model.gpu.kind == "GDDR" else 1.0
+        own = {name: value * (part if name.endswith("memory") else 1) for name, value in values.items()}
+        model = GpuModel(self.model.kernels, {**self.model.parameters, **own})
+        return np.array([model.micros(call) for call in self.calls])
+
+
+def read_moving(folder: Path) -> dict[str, list[Calls]]:
+    """NeuSight's kernels that move numbers, fp32, by table."""
     import pandas
 
     rows = pandas.read_parquet(folder / "neusight_kernels.parquet")
+    found: dict[str, list[Calls]] = {}
     for (name, table), each in rows.groupby(["device", "table"], observed=True):
         gpu = by_name(str(name))
         if gpu is None or table not in MOVING:
             continue
-        model, (kind, target) = gpu_model(gpu.name), MOVING[str(table)]
         tensors = np.where(each.op.isin(_TWO_INPUTS), 3, 2)
-        said = [
-            model.micros(
-                OperatorCall(kind, float(m) * n, 4.0 * m * n * moved, row=int(n), type="float", idle=True)
+        calls = [
+            OperatorCall(
+                MOVING[str(table)][0], float(m) * n, 4.0 * m * n * moved, row=int(n), type="float", idle=True
             )
             for m, n, moved in zip(each.rows, each.cols, tensors, strict=True)
         ]
-        micros = each.latency_us.to_numpy(float)
-        yield Row(f"{kind} fp32, device left out", gpu.name, micros, np.array(said) / micros - 1, target)
+        of = Calls(gpu_model(gpu.name), calls, each.latency_us.to_numpy(float))
+        found.setdefault(str(table), []).append(of)
+    return found
+
+
+def fitted_rows(kind: str, tables: Sequence[Calls]) -> dict[str, float]:
+    """The parameters of kernels that go along rows, by these tables alone."""
+    names = {name: name.rpartition(".")[2] for name in tables[0].model.parameters if name.startswith(kind)}
+    start = {name: ROWS[of][0] for name, of in names.items() if of in ROWS}
+    return fit(
+        lambda values: np.concatenate([each.said(values) for each in tables]),
+        np.concatenate([each.micros for each in tables]),
+        start,
+        {name: ROWS[names[name]][1] for name in start},
+    )
+
+
+def moving_rows(given: Path, judged: Path | None) -> Iterator[Row]:
+    """Elementwise kernels by parameters that were fitted to H100 and MI300X; softmax and layer norm by those
+    that come out of the other devices."""
+    known = read_moving(given)
+    for table, tables in (read_moving(judged) if judged else known).items():
+        kind, target = MOVING[table]
+        for each in tables:
+            others = [of for of in known[table] if of.model.name != each.model.name]
+            values = {} if table == "elem" else fitted_rows(kind, others)
+            errors = each.said(values) / each.micros - 1
+            yield Row(f"{kind} fp32, device left out", each.model.name, each.micros, errors, target)
 
 
 READERS = {
@@ -189,7 +247,7 @@ READERS = {
 TITLES = {
     "16 bit": "products bf16",
     "8 bit": "fp8 products with quantisation",
-    "float": "fp32 products (linear, bmm)",
+    "float": "fp32 products",
     "attention": "attention forward",
 }
 
@@ -220,7 +278,11 @@ def own_times(kind: str, table: Table) -> KernelTimes:
 
 def judged(title: str, kind: str, table: Table, times: KernelTimes, target: str = "", name: str = "") -> Row:
     errors = times.micros(kind, table.points) / table.micros - 1
-    return Row(title, name or table.gpu.name, table.micros, errors, target)
+    return Row(title, name or table.gpu.name, table.micros, errors, target, batch_of(kind, table))
+
+
+def batch_of(kind: str, table: Table) -> np.ndarray | None:
+    return table.points[:, 0] if kind == "float" else None
 
 
 def stranger(kind: str, gpu: Gpu, known: Sequence[KernelTimes]) -> KernelTimes:
@@ -259,6 +321,7 @@ def shapes_left_out(kind: str, table: Table) -> Row:
         table.micros,
         said / table.micros - 1,
         target,
+        batch_of(kind, table),
     )
 
 
@@ -336,12 +399,12 @@ def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Tabl
         yield ratios(kind, target, f"ratio of two GPUs, {relation}", (first, of), (table, times))
 
 
-def write(folder: Path) -> None:
-    """The fit to all given tables."""
+def write(folder: Path, kinds: Sequence[str]) -> None:
+    """The fit to all given tables of these kinds of kernels; what is known of others stays."""
     made: dict[str, dict[str, Values]] = {}
-    saved: dict[str, grids.Grid] = {}
-    for kind, read in READERS.items():
-        times = [own_times(kind, table) for table in read(folder).values()]
+    saved = dict(grids.load())
+    for kind in kinds:
+        times = [own_times(kind, table) for table in READERS[kind](folder).values()]
         for each in times:
             made.setdefault(each.gpu.name, {})[kind] = each.parameters[kind]
             saved |= {f"{each.gpu.name} {of}": grid for of, grid in each.grids.items()}
@@ -353,13 +416,14 @@ def write(folder: Path) -> None:
 
 
 def write_parameters(made: Mapping[str, Mapping[str, Values]]) -> None:
-    """Into ``kernel_times.json``, beside those of other GPUs."""
+    """Into ``kernel_times.json``, beside those of other GPUs and kinds of kernels."""
     old = json.loads(kernel_times.FILE.read_text(encoding="utf-8"))
+    all_of = {name: {**old.get(name, {}), **made.get(name, {})} for name in sorted({*old, *made})}
     rounded = {
         name: {
             kind: {key: float(f"{each:.4g}") for key, each in values.items()} for kind, values in of.items()
         }
-        for name, of in sorted({**old, **made}.items())
+        for name, of in all_of.items()
     }
     text = json.dumps(rounded, indent=1)
     text = re.sub(r"\{([^{}]*)\}", lambda match: "{" + " ".join(match[1].split()) + "}", text)
@@ -370,7 +434,7 @@ def main() -> int:
     """Print the table."""
     options = cli.parse(Options, description=__doc__.splitlines()[0])
     if options.write:
-        write(Path(options.given))
+        write(Path(options.given), options.kinds or tuple(READERS))
         return 0
     print(HEAD, flush=True)
     pictured: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -389,12 +453,11 @@ def all_rows(options: Options) -> Iterator[Row]:
         if options.kinds and kind not in options.kinds:
             continue
         tables = read(Path(options.given))
-        if options.tables:
-            yield from other_rows(kind, tables, read(Path(options.tables)))
-        else:
-            yield from given_rows(kind, tables)
+        others = read(Path(options.tables)) if options.tables else {}
+        for row in other_rows(kind, tables, others) if others else given_rows(kind, tables):
+            yield from row.by_operator()
     if not options.kinds or "moving" in options.kinds:
-        yield from moving_rows(Path(options.tables or options.given))
+        yield from moving_rows(Path(options.given), Path(options.tables) if options.tables else None)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ class Gpu:
     ``cache`` bytes before memory in ``parts`` that each keep their own copies, ``memory`` bytes per second of
     ``kind`` HBM or GDDR, and ``peaks``: dense operations per second by type of number. ``like``: the GPU
     whose measured shapes stand for this one's. ``measured``: parameters of its own, by kind of kernel.
+    ``threads`` and ``near`` (bytes of L1): of a unit.
     """
 
     name: str
@@ -42,6 +43,8 @@ class Gpu:
     parts: int = 1
     like: str = ""
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    threads: int = 2048
+    near: float = 128e3
 
     def peak(self, type_name: str) -> float:
         """Operations per second of matrix products of this type of number."""
@@ -124,6 +127,8 @@ def read(name: str, entry: Mapping[str, Any]) -> Gpu:
         int(entry.get("parts", 1)),
         entry.get("like", ""),
         entry.get("measured", {}),
+        int(entry.get("threads", 2048)),
+        float(entry.get("near", "128 KB").removesuffix(" KB")) * 1e3,
     )
 
 

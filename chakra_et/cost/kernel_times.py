@@ -100,12 +100,14 @@ def calibrated(times: KernelTimes, kind: str, points: np.ndarray, micros: np.nda
 
 
 def mean_parameters(gpu: Gpu, kind: str, fitted: Iterable[tuple[Gpu, Values]]) -> dict[str, float]:
-    """Those of a GPU that wasn't measured: the geometric means over the ``fitted`` ones."""
+    """Those of a GPU that wasn't measured: the geometric means over the ``fitted`` ones; of attention the
+    medians, as one library's kernels may be unlike all others (B200's don't pack heads)."""
     fits, start = list(fitted), MODELS[kind].start(gpu)
+    middle = np.median if kind == "attention" else np.mean
     found = {}
     for name, prior in start.items():
         alike = [each[name] for of, each in fits if name not in _OF_KIND or of.kind == gpu.kind]
-        found[name] = float(np.exp(np.mean(np.log(alike)))) if alike else prior
+        found[name] = float(np.exp(middle(np.log(alike)))) if alike else prior
     return found
 
 

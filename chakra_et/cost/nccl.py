@@ -157,7 +157,7 @@ def unmeasured_node(name: str, link: str, bandwidth: float, known: Mapping[str, 
 
     Latency, and bus bandwidth as a share of the link's, are the geometric means over the known nodes with the
     same kind of link, PCIe or not; so are the curves. One box with PCIe tells little of others: their curve
-    is the mean of its own and the others'.
+    is the mean of its own and that of ``_by_protocols``.
     """
     groups: dict[bool, list[tuple[NcclNode, float]]] = {}
     for each in known.values():
@@ -167,8 +167,9 @@ def unmeasured_node(name: str, link: str, bandwidth: float, known: Mapping[str, 
     latency = {count: _mean([node.latency_ns[count] for node, _ in same]) for count in counts}
     bus = {count: bandwidth * _mean([node.bus[count] / of for node, of in same]) for count in counts}
     curves = _mean_curves([node.curves for node, _ in same])
-    if link == "PCIe" and len(groups) > 1:
-        curves = _mean_curves([curves, _mean_curves([node.curves for node, _ in groups[False]])])
+    if link == "PCIe" and False in groups:
+        simple = _by_protocols(_mean_curves([node.curves for node, _ in groups[False]]))
+        curves = _mean_curves([curves, simple]) if True in groups else simple
     return NcclNode(name, link, all(node.nvls for node, _ in same), latency, bus, curves)
 
 
@@ -180,6 +181,16 @@ def _mean_curves(each: Sequence[Mapping[tuple[CollectiveType, int], Curve]]) -> 
         x = np.geomspace(least, most, round(2 * math.log2(most / least)) + 1)
         y = [np.interp(x, *curves[key]) * np.maximum(x / curves[key][0][-1], 1) for curves in each]
         found[key] = x, np.exp(np.mean(np.log(y), axis=0))
+    return found
+
+
+def _by_protocols(curves: Mapping[tuple[CollectiveType, int], Curve]) -> dict[Any, Curve]:
+    """Curves that begin like these, of a link that bytes fill early: NCCL's LL sends a flag with each word,
+    so half of the bandwidth, and Simple all of it at twice the latency (``tuning``)."""
+    found = {}
+    for key, (x, y) in curves.items():
+        sent = bus_factor(*key) * x
+        found[key] = x, np.minimum(y[0] + 2 * sent, 2 * y[0] + sent)
     return found
 
 

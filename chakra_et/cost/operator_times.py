@@ -30,7 +30,7 @@ _COUNTS = ("moves", "elements", "lines")
 """Parameters that are times, and that are counts per µs and unit; the others are parts of specified rates."""
 _BY_ELEMENTS = ("softmax", "normalization")
 """Classes that with 16 bits are bound by arithmetic for each element; so are long rows, not aligned."""
-_GDDR = 0.85
+GDDR = 0.85
 """Of the share of the bandwidth that kernels reach with HBM: NeuSight's elementwise kernels reach 74% on a T4
 and 87 to 90% on A100 and V100, products 76% on an L40S.
 """
@@ -39,10 +39,12 @@ SETS = 2.0
 from the cache, if they fit."""
 _LARGE = 8192
 """Rows, columns and K of a product at the rate that a GPU sustains."""
-_LONG_ROW = 1024
-"""PyTorch's softmax reads longer rows more than once (aten/src/ATen/native/cuda/SoftMax.cu)."""
-_LONGER = 0.17
-"""How the bandwidth of softmax falls as rows grow, which fewer blocks then share a multiprocessor for."""
+_LONG_ROW, _BLOCK = 1024, 512
+"""PyTorch's softmax reads longer rows three times, by blocks of at most so many threads
+(aten/src/ATen/native/cuda/SoftMax.cu)."""
+_NORM_BLOCK, _UNKNOWN_ROW = 128, 0.84
+"""Threads for each row of layer normalization, which reads rows twice (layer_norm_kernel.cu); the part that
+it reads again from memory where the row isn't known."""
 _FEW_CHANNELS = 4
 _QUERIES, _KEYS = 128, 64
 """A block of flash attention has 128 queries and loops over 64 keys at a time."""
@@ -56,8 +58,6 @@ so 32 lie in 4 lines of 128 bytes. Along K, where a tile is 64 bytes long at a t
 rows of 256 bytes that start anywhere are 18 sectors of 32 bytes, of which 2 are written per cycle."""
 _NARROW = 2
 """Numbers of at most so many bytes, and TF32, are multiplied faster than they are moved one at a time."""
-_THREADS = 2048
-"""Threads that a streaming multiprocessor or compute unit holds."""
 _PER_THREAD = {"nvidia": 4, "amd": 8}
 """Elements per thread of PyTorch's kernels for tensors that aren't contiguous."""
 _LANES, _LINE = {"nvidia": 32, "amd": 64}, 32
@@ -122,10 +122,8 @@ class GpuModel:
         """What a kernel takes that mostly moves numbers."""
         kind = "softmax_long" if work.kind == "softmax" and work.row > _LONG_ROW else work.kind
         part = self.parameters.get(f"{kind}.memory", self.of("elementwise", "memory"))
-        if kind == "softmax_long":
-            part *= (_LONG_ROW / work.row) ** _LONGER
-        bounds = [self._stream(work.moved, part)]
         item = item_bytes(work.type)
+        bounds = [self._stream(work.moved, part) * self._read_again(kind, work.row, item)]
         if kind in _BY_ELEMENTS or (kind == "softmax_long" and work.row * item % _ALIGNED):
             bounds.append(self._each(work.moved / 2 / item, f"{kind}.elements"))
         if work.kind == "gather":
@@ -140,6 +138,26 @@ class GpuModel:
         if work.special:
             bounds.append(self._each(work.operations, "special.elements"))
         return max(bounds) + work.special * self.of("special", "more")
+
+    def _read_again(self, kind: str, row: int, item: int) -> float:
+        """How much longer rows take that don't stay in a cache from one reading to the next. ``held``: the
+        part of it that they may fill; ``rise``: how much more makes all of them be read again; ``odd``: what
+        a load of single elements adds, beside those of 16 bytes."""
+        if kind == "softmax_long":
+            each = _ALIGNED // item
+            block = min(2 ** math.ceil(math.log2(max(row / each / 2, 32))), _BLOCK)
+            held = self.gpu.units * self.gpu.threads / block * row * item / (self.gpu.cache / self.gpu.parts)
+            loads = row // (each * block) + math.ceil(row % (each * block) / block)
+            odd = self.of(kind, "odd") * (loads * each * block / row - 1)
+            return (1 + self._beyond(kind, held)) * (1 + odd)
+        if kind == "normalization":
+            held = self.gpu.threads / _NORM_BLOCK * row * item / self.gpu.near
+            return 1 + (self._beyond(kind, held) if row else _UNKNOWN_ROW) / 2
+        return 1.0
+
+    def _beyond(self, kind: str, held: float) -> float:
+        """The part of rows that a cache, of which they would fill so much, doesn't keep."""
+        return min(max((held - self.of(kind, "held")) / self.of(kind, "rise"), 0.0), 1.0)
 
     def _each(self, count: float, name: str) -> float:
         """µs for ``count`` things, of which each unit does so many per µs."""
@@ -218,7 +236,7 @@ class GpuModel:
 
     def _waves(self, work: OperatorCall) -> float:
         """How much the last, partly filled wave of threads adds, where there is more than one."""
-        waves = work.operations / (self.gpu.units * _THREADS * _PER_THREAD[self.vendor])
+        waves = work.operations / (self.gpu.units * self.gpu.threads * _PER_THREAD[self.vendor])
         return math.ceil(waves) / waves if waves > 1 else 1.0
 
     def _product(self, work: OperatorCall) -> float:
@@ -284,7 +302,7 @@ def _parameters(gpu: Gpu) -> dict[str, float]:
         short = each.rpartition(".")[2]
         found[each] = value / faster if short in _TIMES else value * faster if short in _COUNTS else value
         if short == "memory" and gpu.kind == "GDDR":
-            found[each] *= _GDDR
+            found[each] *= GDDR
     return found | dict(gpu.measured.get("operators", {}))
 
 

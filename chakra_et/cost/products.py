@@ -65,8 +65,9 @@ _COOL = 400.0
 """µs at full power before clocks fall."""
 _WARM, _WARM_STEP = 0.9, 0.8
 """The part of L2 that keeps operands, and latency from L2 over that from memory."""
-_BY_ROWS, _SQUARE = ("L4", "L40S"), 128
-"""GPUs whose products of 8 bits go row by row through their tiles, and the edge of these."""
+_IN_LINES, _SQUARE = {"L40S": "rows", "H100": "short"}, 128
+"""GPUs, and those like them, whose products of 8 bits go through their tiles in lines, along the rows of C or
+its short side, and the edge of these tiles."""
 _ROWS = 1024
 """Shapes that are computed at a time."""
 
@@ -99,9 +100,22 @@ def product_micros(
     done = [_micros(gpu, parameters, part, number, item) for part in parts]
     taken = np.concatenate(done) if done else np.zeros(0)
     if number == "8 bit" and not quantised:
-        read = points[:, 1] * points[:, 3] * 3 * _QUANTISED / (gpu.memory / 1e6 * parameters["memory"])
-        taken = taken + parameters["launch"] + read
+        m, n, k, sets = points[:, 1:].T
+        found = _found(gpu, sets * (3 * m * k + k * n) + 2 * m * n)
+        read = _QUANTISED * 3 * m * k
+        taken = taken + parameters["launch"] + _moved(gpu, parameters, read * (1 - found), read * found)
     return taken
+
+
+def _found(gpu: Gpu, kept: np.ndarray) -> np.ndarray:
+    """The part of bytes that are in L2, where so many take turns in it."""
+    return np.clip(1.5 - kept / (gpu.cache / gpu.parts * _WARM), 0, 1)
+
+
+def _moved(gpu: Gpu, parameters: Mapping[str, float], loaded: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """µs for bytes from memory, and from L2."""
+    cached: np.ndarray = found / (64 * gpu.units * gpu.clock / 1e6 * parameters["cache"])
+    return loaded / (gpu.memory / 1e6 * parameters["memory"]) + cached
 
 
 def _micros(
@@ -133,13 +147,14 @@ def _micros(
 
     moved = batch * ((m * k + k * n) * item + m * n * written)
     kept = batch * (sets * (m * k + k * n) * item + m * n * written)
-    found = np.clip(1.5 - kept / (gpu.cache / gpu.parts * _WARM), 0, 1)
+    found = _found(gpu, kept)
     waiting = rounds * depth / _ALONG * parameters["step"] / clock * (1 - found * (1 - _WARM_STEP))
     loaded = moved * (1 - found)
-    if number == "8 bit" and gpu.name in _BY_ROWS:
-        loaded = np.maximum(loaded, _loaded_again(gpu, m, n, k))
-    memory = loaded / (gpu.memory / 1e6 * parameters["memory"])
-    memory = memory + moved * found / (64 * gpu.units * clock * parameters["cache"])
+    lines = _IN_LINES.get(gpu.name) or _IN_LINES.get(gpu.like)
+    if number == "8 bit" and lines:
+        side = m if lines == "rows" else np.minimum(m, n)
+        loaded = np.maximum(loaded, _loaded_again(gpu, side, m * n, k))
+    memory = _moved(gpu, parameters, loaded, moved * found)
 
     bound = (arithmetic**_NORM + moving**_NORM + waiting**_NORM + memory**_NORM) ** (1 / _NORM)
     summed = parameters["split"] + 2 * 4 * parts * batch * m * n / (load * gpu.units)
@@ -150,11 +165,11 @@ def _micros(
     return taken
 
 
-def _loaded_again(gpu: Gpu, m: np.ndarray, n: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Bytes that waves of square tiles load, row by row, where A doesn't stay in L2: CUTLASS's kernels of
-    vLLM and SGLang before Hopper. cuBLAS keeps waves square."""
+def _loaded_again(gpu: Gpu, side: np.ndarray, made: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Bytes that waves of square tiles load, line by line along a ``side`` of C, ``made`` elements, where the
+    operand of that side doesn't stay in L2: CUTLASS's kernels of vLLM and SGLang. cuBLAS keeps waves
+    square."""
     wave = gpu.units * _SQUARE**2
-    span = np.minimum(m, gpu.units * _SQUARE)
-    kept = np.clip(1.5 - m * k / (gpu.cache / gpu.parts * _WARM), 0, 1)
-    loaded: np.ndarray = m * n / wave * (span + wave / span) * k * (1 - kept)
+    span = np.minimum(side, gpu.units * _SQUARE)
+    loaded: np.ndarray = made / wave * (span + wave / span) * k * (1 - _found(gpu, side * k))
     return loaded

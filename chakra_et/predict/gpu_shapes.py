@@ -95,7 +95,7 @@ def described(
         has_mask = len(dims) > 3 and is_shape(dims[3]) and len(dims[3]) > 0
         work = replace(work, masked=name in CAUSAL and scaled and not backward and has_mask)
         return _attention(work, tensors[1:] if backward else tensors, scaled)
-    if kind == "softmax" and tensors[0]:
+    if (kind == "softmax" or "layer_norm" in name) and tensors[0]:
         return replace(work, row=tensors[0][-1])
     if kind == "convolution":
         return _convolution(work, tensors, backward)
