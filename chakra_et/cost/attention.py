@@ -69,8 +69,8 @@ def attention_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarr
     """
     batch, heads, shared, queries, keys, size, causal, call = points.T
     backward, clock = call == BACKWARD_PASS, gpu.clock / 1e6
-    unit = gpu.peak("16 bit") / 1e6 * min(parameters["burst"], 1.0) / gpu.units
-    unit = unit * np.where(backward, BACKWARD / 2.5, 1)
+    rate = gpu.peak("16 bit") / 1e6 * min(parameters["burst"], 1.0)
+    unit = rate / gpu.units * np.where(backward, BACKWARD / 2.5, 1)
     packed = min(parameters["packed"], 1.0)
     blocks = (batch * shared * np.ceil(queries * heads / shared / _QUERIES)) ** packed
     blocks = blocks * (batch * heads * np.ceil(queries / _QUERIES)) ** (1 - packed)

@@ -145,7 +145,7 @@ class GpuModel:
         a load of single elements adds, beside those of 16 bytes."""
         if kind == "softmax_long":
             each = _ALIGNED // item
-            block = min(2 ** math.ceil(math.log2(max(row / each / 2, 32))), _BLOCK)
+            block = min(1 << math.ceil(math.log2(max(row / each / 2, 32))), _BLOCK)
             held = self.gpu.units * self.gpu.threads / block * row * item / (self.gpu.cache / self.gpu.parts)
             loads = row // (each * block) + math.ceil(row % (each * block) / block)
             odd = self.of(kind, "odd") * (loads * each * block / row - 1)

@@ -109,7 +109,8 @@ def product_micros(
 
 def _found(gpu: Gpu, kept: np.ndarray) -> np.ndarray:
     """The part of bytes that are in L2, where so many take turns in it."""
-    return np.clip(1.5 - kept / (gpu.cache / gpu.parts * _WARM), 0, 1)
+    found: np.ndarray = np.clip(1.5 - kept / (gpu.cache / gpu.parts * _WARM), 0, 1)
+    return found
 
 
 def _moved(gpu: Gpu, parameters: Mapping[str, float], loaded: np.ndarray, found: np.ndarray) -> np.ndarray:
