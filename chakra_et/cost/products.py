@@ -115,8 +115,9 @@ def _found(gpu: Gpu, kept: np.ndarray) -> np.ndarray:
 
 def _moved(gpu: Gpu, parameters: Mapping[str, float], loaded: np.ndarray, found: np.ndarray) -> np.ndarray:
     """µs for bytes from memory, and from L2."""
-    cached: np.ndarray = found / (64 * gpu.units * gpu.clock / 1e6 * parameters["cache"])
-    return loaded / (gpu.memory / 1e6 * parameters["memory"]) + cached
+    cached = found / (64 * gpu.units * gpu.clock / 1e6 * parameters["cache"])
+    taken: np.ndarray = loaded / (gpu.memory / 1e6 * parameters["memory"]) + cached
+    return taken
 
 
 def _micros(
