@@ -120,32 +120,27 @@ def write_model(path: str | Path, model: NetworkModel, **more: object) -> None:
 
 def read_model(path: str | Path) -> NetworkModel:
     """The model that ``write_model`` wrote. Raises ``TraceError`` for any other file."""
+    wrote = "`chakra-et measure-network --output FILE`"
     try:
         entry = read_json(path)
-        values = {name: entry[name] for name in NetworkModel.__dataclass_fields__ if name != "measured"}
         measured = tuple(_sample(each) for each in entry.get("measured", ()))
+        numbers = [entry[name] for name in ("call_ns", "latency_ns", "error", "samples")]
+        rates = [entry[name] for name in ("bandwidth", "reduce_bandwidth")]
+        rates = [math.inf if rate is None else rate for rate in rates]
+        if not all(type(n) in (int, float) and n >= 0 for n in (*numbers, *rates)) or 0 in rates:
+            raise ValueError("a figure is no number above 0")
+        call_ns, latency_ns, spread, samples = numbers
+        source = str(entry["source"])
+        return NetworkModel(call_ns, latency_ns, *rates, spread, samples, source, measured)
     except OSError as error:
-        raise TraceError(
-            f"{path}: {error.strerror or 'can not be read'}: check the path, or write the file with "
-            f"`chakra-et measure-network --output FILE`"
-        ) from None
+        reason = error.strerror or "can not be read"
+        raise TraceError(f"{path}: {reason}: check the path, or write the file with {wrote}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        # Only the sentences of _sample are for users.
-        ours = f" ({error})" if type(error) is ValueError else ""
-        raise TraceError(
-            f"{path}: isn't a network model{ours}: write one with `chakra-et measure-network --output FILE`"
-        ) from None
-    rates = {
-        name: math.inf if values[name] is None else values[name] for name in ("bandwidth", "reduce_bandwidth")
-    }
-    numbers = [values[name] for name in ("call_ns", "latency_ns", "error", "samples")] + list(rates.values())
-    if not all(type(n) in (int, float) and n >= 0 for n in numbers) or 0 in rates.values():
-        raise TraceError(f"{path}: has a figure that is no number above 0: measure the network again")
-    return NetworkModel(**{**values, **rates, "source": str(values["source"]), "measured": measured})
+        ours = f" ({error})" if type(error) is ValueError else ""  # only these sentences are for users
+        raise TraceError(f"{path}: isn't a network model{ours}: write one with {wrote}") from None
 
 
 def _sample(entry: dict[str, object]) -> Sample:
-    """Raises ``ValueError`` and the like for anything else."""
     size, ranks, ns = entry["size"], entry["ranks"], entry["ns"]
     if not (type(size) is type(ranks) is int and size > 0 and ranks > 1):
         raise ValueError(f"measured with {size!r} bytes and {ranks!r} ranks")
