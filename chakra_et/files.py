@@ -1,4 +1,4 @@
-"""Atomic writes, and the removal of files that killed processes left behind.
+"""Files on disks and at URLs: atomic writes, and the removal of what killed processes left behind.
 
 An incomplete file has a hidden name in its final folder and is locked. A hidden file without a lock has been
 abandoned. On Windows, which renames no open file, nothing is locked and nothing counts as abandoned.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import platform
@@ -19,7 +20,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
+
+from chakra_et.errors import TraceError
 
 try:
     import fcntl
@@ -33,6 +36,31 @@ MOST_BYTES = 64 << 20
 """Size of the largest file that is read whole, but for .et files."""
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def path_of(name: str | Path) -> Path:
+    """The path, or of a URL such as s3://bucket/folder what fsspec finds there, which answers as a path does.
+
+    Nothing locks or syncs it, and what is written is there once it is whole. Raises ``TraceError`` where the
+    library for it isn't installed or doesn't know the URL.
+    """
+    if "://" not in str(name) or is_remote(name):
+        return Path(name) if isinstance(name, str) else name
+    try:
+        from upath import UPath
+
+        found: Any = UPath(name)
+        local = found.fs.protocol == ("file", "local")
+    except (ImportError, ValueError, OSError) as error:
+        raise TraceError(
+            f"{name}: {error}: pip install 'mosim-llms[remote]', and what fsspec needs"
+        ) from None
+    return Path(found.path) if local else cast(Path, found)
+
+
+def is_remote(path: Any) -> bool:
+    """Whether ``path`` is that of a URL, from ``path_of``."""
+    return not isinstance(path, (str, Path))
 
 
 @dataclass(eq=False, repr=False)
@@ -63,6 +91,12 @@ def temporary_file(place: str | Path) -> Iterator[Temporary]:
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write that becomes ``path`` on exit, once it is on disk. Raises ``OSError``."""
+    path = path_of(path)
+    if is_remote(path):
+        fs = path.fs  # type: ignore[attr-defined]
+        with fs.transaction, fs.open(path.path, "wb") as file:  # type: ignore[attr-defined]
+            yield file
+        return
     with temporary_file(path) as temporary:
         yield temporary.file
         temporary.put_in_place()
@@ -70,6 +104,9 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 def open_regular(path: str | Path) -> BinaryIO:
     """A regular file for reading. Raises ``OSError``, also for a pipe or device, as these may not end."""
+    path = path_of(path)
+    if is_remote(path):
+        return io.BufferedReader(cast(Any, path.open("rb")))
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAIT))  # noqa: SIM115
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -80,8 +117,9 @@ def open_regular(path: str | Path) -> BinaryIO:
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     """The content of a regular file of at most ``most`` bytes. Raises ``OSError``."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > most:
+        if file.seek(0, os.SEEK_END) > most:
             raise OSError(errno.EFBIG, f"is larger than {most >> 20} MiB", str(path))
+        file.seek(0)
         return file.read()
 
 
@@ -95,6 +133,8 @@ def read_json(path: str | Path) -> Any:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in ``folder`` survive a power failure."""
+    if is_remote(folder):
+        return
     with _handle(folder) as handle:
         if handle is not None:
             os.fsync(handle)
@@ -128,8 +168,25 @@ def copy(source: Path, target: Path) -> None:
         shutil.copyfileobj(content, file, 1 << 20)
 
 
+def move(source: Path, target: Path) -> None:
+    """Give a file another name in the same file system, replacing an older file."""
+    if is_remote(source):
+        source.fs.mv(source.path, target.path)  # type: ignore[attr-defined]
+    else:
+        os.replace(source, target)
+
+
+def identity(path: Path) -> tuple[int, int] | str:
+    """The same for all names of one file."""
+    status = path.stat()
+    return str(path) if is_remote(path) else (status.st_dev, status.st_ino)
+
+
 def link(source: Path, target: Path) -> None:
     """Give a file a second name atomically; where the file system has no hard links, copy it."""
+    if is_remote(source):
+        source.fs.copy(source.path, target.path)  # type: ignore[attr-defined]
+        return
     try:
         with _temporary(target, lambda path: os.link(source, path)) as path:
             os.replace(path, target)  # changes nothing if both already are the same file
@@ -141,6 +198,14 @@ def link(source: Path, target: Path) -> None:
 @contextlib.contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
     """A new folder in the same folder as ``beside``, removed on exit."""
+    if is_remote(beside):
+        folder: Any = beside.with_name(f".{beside.name}.{HOST}{os.urandom(4).hex()}.tmp")
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                folder.fs.rm(folder.path, recursive=True)
+        return
     with _temporary(beside, Path.mkdir) as temporary:
         yield temporary
 
@@ -151,7 +216,7 @@ def folder_lock(folder: Path, shared: bool, wait: Callable[[], None]) -> Iterato
 
     ``wait`` is called once if another process holds it. File systems without locks are not waited for.
     """
-    with _handle(folder) as handle:
+    with contextlib.nullcontext() if is_remote(folder) else _handle(folder) as handle:
         if handle is not None:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             with contextlib.suppress(OSError):
@@ -165,6 +230,8 @@ def folder_lock(folder: Path, shared: bool, wait: Callable[[], None]) -> Iterato
 
 def remove_abandoned(folder: Path) -> None:
     """Remove the incomplete files in ``folder`` that no process is writing."""
+    if is_remote(folder):
+        return
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
             found = ABANDONED.fullmatch(path.name)

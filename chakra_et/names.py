@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from chakra_et.files import path_of
+
 Side = Literal["host", "device"]
 SIDES: tuple[Side, Side] = ("host", "device")
 
@@ -134,5 +136,5 @@ def gz(path: Path) -> Path:
 
 def run_at(prefix: str) -> RunFiles:
     """The files of the run ``folder/NAME``."""
-    path = Path(prefix)
+    path = path_of(prefix)
     return RunFiles(path.parent, path.name)

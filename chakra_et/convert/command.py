@@ -134,16 +134,16 @@ class ConvertConfig:
 
     def paths(self) -> list[Path]:
         """The files that are named, or in the folder."""
-        given = [Path(name) for name in self.files] or [Path(self.dir)]
+        given = [files.path_of(name) for name in self.files] or [files.path_of(self.dir)]
         folder = given[0] if len(given) == 1 and given[0].is_dir() else None
         return sorted(path for path in folder.iterdir() if path.is_file()) if folder else given
 
     def sets(self) -> list[TraceSet]:
         """The runs that the flags name. Raises ``TraceError`` if the files or folders hold no traces."""
-        output = Path(self.output) if self.output else None
-        if output:
+        output = files.path_of(self.output) if self.output else None
+        if output and not files.is_remote(output):
             output.mkdir(parents=True, exist_ok=True)
-        paths = [Path(name) for name in self.files] or [Path(self.dir)]
+        paths = [files.path_of(name) for name in self.files] or [files.path_of(self.dir)]
         if not self.files or (len(paths) == 1 and paths[0].is_dir()):
             sets = trace_sets.find(paths[0], self.name, output)
         else:

@@ -103,7 +103,8 @@ def _start(function: Callable[[Any], Any], argument: Any) -> tuple[BaseProcess, 
     """Start a process with the job; what it sends can be received from the connection."""
     import multiprocessing
 
-    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    forks = sys.platform == "linux" and "upath" not in sys.modules  # connections of fsspec don't survive it
+    context: Any = multiprocessing.get_context("fork" if forks else "spawn")
     receiver, sender = context.Pipe(duplex=False)
     process: BaseProcess = context.Process(target=_child, args=(function, argument, sender, os.getpid()))
     process.start()

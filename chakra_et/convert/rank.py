@@ -131,7 +131,7 @@ def _trace_bytes(pair: Pair) -> str:
     for path in pair.files:
         size = path.stat().st_size
         if path.suffix == ".gz" and size >= 4:
-            with open(path, "rb") as file:
+            with path.open("rb") as file:
                 file.seek(-4, os.SEEK_END)
                 size = int.from_bytes(file.read(4), "little")
         sizes.append(str(size % 2**32))

@@ -246,7 +246,7 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
         "notes": short(result.warnings + result.notes),
         "device_traces": {
             str(rank): {
-                "path": os.path.relpath(result.traces.pairs[rank].device, result.traces.folder),
+                "path": os.path.relpath(str(result.traces.pairs[rank].device), str(result.traces.folder)),
                 "sha256": files.sha256(result.traces.pairs[rank].device),
             }
             for rank in sorted(result.good)

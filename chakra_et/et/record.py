@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from chakra_et import __version__
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
-from chakra_et.files import read_json, sha256, sync_folder, write_json
+from chakra_et.files import identity, move, read_json, sha256, sync_folder, write_json
 from chakra_et.names import SKELETON, RunFiles
 from chakra_et.text import list_ranks
 
@@ -46,8 +45,8 @@ def commit(scratch: Path, run: RunFiles, world: int, report: Mapping[str, Any]) 
 def begin(scratch: Path, run: RunFiles) -> None:
     """Move all files of ``scratch`` to the folder of ``run``, which isn't complete from then on."""
     write_json(run.report_file, {**_HEAD, "complete": False})
-    for path in sorted(scratch.iterdir()):
-        os.replace(path, run.folder / path.name)
+    for path in sorted(scratch.iterdir()) if scratch.is_dir() else ():
+        move(path, run.folder / path.name)
     sync_folder(run.folder)
 
 
@@ -105,13 +104,12 @@ def _changed(
     run: RunFiles, files: Mapping[int | None, Path], listed: Mapping[int, Any], groups: Any
 ) -> list[str]:
     """A sentence for the first file that isn't what the record says."""
-    known: dict[tuple[int, int], tuple[int, str]] = {}
+    known: dict[tuple[int, int] | str, tuple[int, str]] = {}
     for rank, path in files.items():
-        status = path.stat()
+        size, place = path.stat().st_size, identity(path)
         expected = listed.get(rank or 0)
-        place = (status.st_dev, status.st_ino)
-        if expected and status.st_size == expected[0]:
-            known.setdefault(place, (status.st_size, sha256(path)))
+        if expected and size == expected[0]:
+            known.setdefault(place, (size, sha256(path)))
         if expected is None or known.get(place) != expected:
             return [f"{path} isn't the file that the conversion wrote"]
     there = sha256(run.groups_file) if run.groups_file.is_file() else None
@@ -143,10 +141,9 @@ def _listed(report: Mapping[str, Any]) -> tuple[dict[int, tuple[int, str]], int]
 
 def contents(files: Iterable[tuple[Rank, Path]]) -> list[tuple[Path, list[Rank]]]:
     """The files that differ, each with its ranks: hard links share one."""
-    found: dict[tuple[int, int], tuple[Path, list[Rank]]] = {}
+    found: dict[tuple[int, int] | str, tuple[Path, list[Rank]]] = {}
     for rank, path in files:
-        status = path.stat()
-        found.setdefault((status.st_dev, status.st_ino), (path, []))[1].append(rank)
+        found.setdefault(identity(path), (path, []))[1].append(rank)
     return list(found.values())
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import record
-from chakra_et.files import read_json
+from chakra_et.files import path_of, read_json
 from chakra_et.names import SKELETON, parse_et, run_at
 from chakra_et.text import plural
 
@@ -59,12 +59,12 @@ def find_rank_sets(
     """
     sets: dict[str, RankSet] = {}
     for name in names:
-        paths = [Path(name)] if Path(name).is_file() else _files_of_run(name, skeletons)
+        paths = [path_of(name)] if path_of(name).is_file() else _files_of_run(name, skeletons)
         for path in paths:
             found = parse_et(path)
             key, rank = found or (str(path), None)
             group = sets.setdefault(key, RankSet(key if found else str(path.with_suffix(""))))
-            group.by_name |= path != Path(name)
+            group.by_name |= path != path_of(name)
             known = group.files.setdefault(rank, path)
             if known != path:
                 raise TraceError(f"{known} and {path} are both rank {rank} of {key}: give only one of them")

@@ -26,7 +26,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
 from chakra_et.et.sets import MANY_RANKS
-from chakra_et.files import atomic_file
+from chakra_et.files import atomic_file, open_regular
 from chakra_et.names import SKELETON, RunFiles
 from chakra_et.ranks.contract import VERSION, contract
 
@@ -106,7 +106,7 @@ def read_skeleton(path: str | Path) -> ExecutionTrace:
     """The skeleton as a trace. Raises ``TraceError`` for a file that isn't one."""
     pa, pq = _pyarrow()
     try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
+        with pq.ParquetFile(open_regular(path), pre_buffer=False) as file:
             known = {key.decode(): text for key, text in (file.schema_arrow.metadata or {}).items()}
             version = int(known.get("chakra_et.skeleton", 0))
             if version != VERSION:

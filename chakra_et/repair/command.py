@@ -6,7 +6,6 @@ chakra-et repair --dir runs
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from tqdm import tqdm
 
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
+from chakra_et.files import path_of
 from chakra_et.names import TRACE_GLOBS
 from chakra_et.repair.file import repair_file
 from chakra_et.text import printable, table
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Repair the files that the flags name; the exit status is 1 if one could not be repaired."""
     config = parse(RepairConfig, argv, description="Repair damaged host and device traces.")
     found = (path for pattern in TRACE_GLOBS for path in Path(config.dir).rglob(pattern))
-    paths = [Path(name) for name in config.files] or sorted(found)
+    paths = [path_of(name) for name in config.files] or sorted(found)
     if not paths:
         _complain(f"{config.dir}: holds no *_host.json or *_device.json; give another --dir or files.")
         return 1
@@ -71,7 +71,7 @@ def _complain(sentence: str) -> None:
 
 def _repair(path: Path, config: RepairConfig) -> tuple[str, ...]:
     """Repair one file and list its repairs; returns its row in the table."""
-    size = os.path.getsize(path) if os.path.isfile(path) else 0
+    size = path.stat().st_size if path.is_file() else 0
     long = sys.stderr.isatty() and size > LONG_BYTES
     with tqdm(total=size, unit="B", unit_scale=True, leave=False, disable=not long) as bar:
         limits = replace(DEFAULT_LIMITS, max_bytes=config.max_bytes)

@@ -31,7 +31,9 @@ from chakra_et.files import (
     Temporary,
     copy,
     folder_lock,
+    is_remote,
     open_regular,
+    path_of,
     remove_abandoned,
     sync_folder,
     temporary_file,
@@ -72,6 +74,8 @@ def repair_file(
 
     Raises ``TraceError`` for a file that cannot be repaired or written; nothing has changed then.
     """
+    if is_remote(path_of(path)):
+        raise TraceError(f"{path}: only files in folders are repaired: copy it to one.")
     path = Path(path)
     in_place = write and output is None
     try:

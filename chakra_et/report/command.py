@@ -19,6 +19,7 @@ from typing import Any
 from chakra_et import cli
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
+from chakra_et.files import path_of
 from chakra_et.names import SKELETON, RunFiles, run_at
 from chakra_et.ranks.table import step_table
 from chakra_et.report.content import content, with_names
@@ -64,7 +65,7 @@ def write_report(config: ReportConfig) -> None:
         name = str(many.folder / many.name)
         table = step_table(name, config.allow_missing_ranks, config.skeletons)
         found, columns = many_content(many, table)
-        output = Path(config.output) if config.output else many.page_file
+        output = path_of(config.output) if config.output else many.page_file
         size = write_page(output, "many", f"{many.name}: report", found, columns)
         _tell(config, found, output, size)
         return
@@ -72,7 +73,7 @@ def write_report(config: ReportConfig) -> None:
     run = load(chosen)
     traces, notes = device_traces(chosen)
     run.lacks.extend(f"no call stacks: {note}" for note in notes)
-    output = Path(config.output) if config.output else chosen.files.page_file
+    output = path_of(config.output) if config.output else chosen.files.page_file
     found, columns = content(run, traces)
     size = write_page(output, "report", f"{run.name}: report", found, columns)
     if config.xlsx:
@@ -85,7 +86,7 @@ def write_report(config: ReportConfig) -> None:
 def _many_ranks(config: ReportConfig) -> RunFiles | None:
     """The run, where it has too many ranks for a page with all nodes, or skeletons alone are asked for."""
     run = run_at(config.names[0])
-    if len(config.names) > 1 or config.skeletons == "off" or Path(config.names[0]).exists():
+    if len(config.names) > 1 or config.skeletons == "off" or path_of(config.names[0]).exists():
         return None
     ranks = max(len(run.et_files()), len(run.et_files(SKELETON)))
     return run if ranks > MOST_NODES or (ranks and config.skeletons == "on") else None

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et.sets import find_rank_sets
-from chakra_et.files import read_json, sha256
+from chakra_et.files import path_of, read_json, sha256
 from chakra_et.names import RunFiles, parse_et, parse_trace, run_at
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.sets import TraceSet
@@ -71,7 +71,7 @@ def find_runs(words: Iterable[str], allow_missing: bool = False) -> list[RunInpu
     named: dict[tuple[Path, str | None], list[str]] = {}
     sets: dict[tuple[Path, str | None], TraceSet] = {}
     for word in words:
-        path = Path(word)
+        path = path_of(word)
         if path.is_dir():
             files = path.glob("*.et")
             names = {parsed[0] if (parsed := parse_et(file.name)) else file.stem for file in files}
@@ -95,7 +95,7 @@ def find_runs(words: Iterable[str], allow_missing: bool = False) -> list[RunInpu
     runs = []
     for (folder, name), given in named.items():
         if name is None:
-            runs += [RunInput(each, traces=each) for each in trace_sets.of_files(list(map(Path, given)))]
+            runs += [RunInput(each, traces=each) for each in trace_sets.of_files(list(map(path_of, given)))]
         elif given or _has_et(RunFiles(folder, name)):
             runs.append(_of_et_files(RunFiles(folder, name), given, allow_missing))
         else:

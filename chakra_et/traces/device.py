@@ -18,6 +18,7 @@ import numpy as np
 from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import Packer, Texts
+from chakra_et.files import path_of
 from chakra_et.findings import Findings
 from chakra_et.traces.device_columns import SPARSE, DeviceColumns, Memory, no_memory, read_memory
 from chakra_et.traces.device_format import (
@@ -150,7 +151,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = Fa
 
     Raises ``TraceError`` if it is not readable, exceeds the limits or has no operator, call or kernel.
     """
-    path = Path(path)
+    path = path_of(path)
     columns = DeviceColumns(operators)
     layout = OperatorHeader if operators else Header
     header = read_records(path, "traceEvents", lambda head: layout, columns, limits)

@@ -18,6 +18,7 @@ import numpy as np
 from chakra_et.arrays import first_rows, narrowed
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ByteStrings, Packer, Texts
+from chakra_et.files import path_of
 from chakra_et.findings import Findings
 from chakra_et.traces.fields import STRIDES, Number, Strided, add_repairs, as_column, copies, indices
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits, read_records
@@ -251,7 +252,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
 
     Raises ``TraceError`` if it is not readable, exceeds the limits or has no node.
     """
-    path = Path(path)
+    path = path_of(path)
     columns = _Columns()
 
     def layout(head: bytes) -> type:

@@ -11,18 +11,17 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints
+from typing import Any, BinaryIO, Protocol, get_type_hints
 
 import msgspec
 
 from chakra_et.errors import TraceError, UnreadableTrace
-from chakra_et.files import open_regular
+from chakra_et.files import is_remote, open_regular
 
 # Of 2**18 to 2**24, the size that takes least time: the records of a piece stay in the cache.
 PIECE_BYTES = 1 << 20
@@ -95,11 +94,13 @@ class Taker(Protocol):
         """Count a record that is valid JSON but has a field of the wrong type."""
 
 
-def open_trace(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def open_trace(path: Path) -> gzip.GzipFile | BinaryIO:
     """Open a plain or gzip-compressed trace for reading, recognised by content, not by name."""
     with open_regular(path) as file:
         magic = file.read(2)
-    return gzip.open(path, "rb") if magic == b"\x1f\x8b" else open(path, "rb")
+    if magic != b"\x1f\x8b":
+        return open_regular(path)
+    return gzip.open(open_regular(path) if is_remote(path) else path, "rb")
 
 
 def read_records(
@@ -144,7 +145,7 @@ class _Reader:
     ) -> None:
         self.file, self.path, self.array_key, self.taker = file, path, array_key, taker
         self.document_type = document_type
-        self.meter, self.size = TextMeter(str(path), limits), os.path.getsize(path)
+        self.meter, self.size = TextMeter(str(path), limits), path.stat().st_size
         self.ascii = True  # all text so far
 
     def read(self, size: int) -> bytes:

@@ -175,7 +175,7 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
     unusable: list[Unusable] = []
     given: dict[str, Path] = {}
     for path in paths:
-        given.setdefault(os.path.realpath(path), path)  # two patterns of the shell may give a file twice
+        given.setdefault(str(path.resolve()), path)  # two patterns of the shell may give a file twice
     for path in given.values():
         trace = look_at(path)
         if isinstance(trace, TraceFile):
