@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 from chakra_et.errors import TraceError
 
@@ -102,7 +102,7 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
         temporary.put_in_place()
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> io.BufferedReader:
     """A regular file for reading. Raises ``OSError``, also for a pipe or device, as these may not end."""
     path = path_of(path)
     if is_remote(path):

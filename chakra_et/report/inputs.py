@@ -19,7 +19,7 @@ from pathlib import Path
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et.sets import find_rank_sets
-from chakra_et.files import path_of, read_json, sha256
+from chakra_et.files import is_remote, path_of, read_json, sha256
 from chakra_et.names import RunFiles, parse_et, parse_trace, run_at
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.sets import TraceSet
@@ -118,6 +118,7 @@ def device_traces(run: RunInput) -> tuple[dict[int, Path], list[str]]:
         return {}, [f"{report} {reason(error)}"]
     found, notes = {}, []
     for rank, (path, digest) in sorted(listed.items()):
+        path = path.resolve() if is_remote(path) else path  # stores take ".." for a name
         if path.is_file() and sha256(path) == digest:
             found[rank] = path
         else:

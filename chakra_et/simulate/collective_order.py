@@ -27,7 +27,7 @@ def missing_order(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     )
     matched = np.flatnonzero((matching.channel >= 0) & ~replayed)
     users = np.unique(np.stack([graph.trace_of[matched], matching.channel[matched]]), axis=1)
-    if not _has_cycle(users[0].tolist(), (users[1] + len(graph.traces)).tolist()):
+    if not _has_cycle(*users):
         return np.empty((0, 2), np.int64)
     times = timing(graph, matching)
     # At least 1 ns each: what depends on an operation then begins after it.
@@ -47,21 +47,13 @@ def missing_order(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     return lacking
 
 
-def _has_cycle(left: list[int], right: list[int]) -> bool:
-    """Whether the undirected edges close a cycle."""
-    root: dict[int, int] = {}
-
-    def find(at: int) -> int:
-        while (up := root.setdefault(at, at)) != at:
-            root[at] = root[up]
-            at = up
-        return at
-
-    for a, b in zip(left, right, strict=True):
-        if find(a) == find(b):
-            return True
-        root[find(a)] = find(b)
-    return False
+def _has_cycle(left: np.ndarray, right: np.ndarray) -> bool:
+    """Whether the undirected edges close a cycle: some are left once all ends that stand alone are gone."""
+    while True:
+        kept = (np.bincount(left)[left] > 1) & (np.bincount(right)[right] > 1)
+        if kept.all():
+            return len(left) > 0
+        left, right = left[kept], right[kept]
 
 
 def _unordered(graph: ReplayGraph, pairs: np.ndarray) -> np.ndarray:

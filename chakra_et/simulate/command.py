@@ -16,13 +16,12 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets, read_comm_groups
+from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report, table
 from chakra_et.simulate.replays import astra_replay, device_replay
@@ -50,13 +49,6 @@ class ReplayConfig:
         metadata={
             "help": "exit with 1 if a rank's step time is off by more than this percentage",
             "metavar": "PERCENT",
-        },
-    )
-    comm_groups: str | None = field(
-        default=None,
-        metadata={
-            "help": "JSON file of group id → ranks (default: PREFIX_comm_groups.json)",
-            "metavar": "FILE",
         },
     )
     allow_missing_ranks: bool = allow_missing_ranks()
@@ -113,8 +105,7 @@ def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]]
     """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
     ranks = [rank or 0 for rank in job.files]
     traces = [et_file.read(path) for path in job.files.values()]
-    groups = read_comm_groups(Path(config.comm_groups)) if config.comm_groups else job.comm_groups()
-    joined = join(traces, ranks, groups)
+    joined = join(traces, ranks, job.comm_groups())
     notes = [*job.notes, *joined[1].notes, *joined[2].notes, *about_steps(traces)]
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(

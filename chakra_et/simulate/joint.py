@@ -275,8 +275,7 @@ def _clocks(traces: list[ExecutionTrace]) -> np.ndarray | None:
 def _describe_cycle(graph: ReplayGraph) -> str:
     cycle = graph.source[graph.source == graph.target][:1].tolist()
     if not cycle:
-        is_ctrl = np.zeros(len(graph.source), bool)
-        cycle = find_cycle(len(graph), Edges(graph.target, graph.source, graph.source, is_ctrl))
+        cycle = find_cycle(len(graph), Edges(graph.target, graph.source, graph.source))
     names = ", ".join(map(graph.describe, cycle[:4])) + (", …" if len(cycle) > 4 else "")
     return (
         f"the dependencies of rank {graph.rank(cycle[0])} form a cycle of {len(cycle)} nodes ({names}), "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +17,7 @@ from chakra_et.et.edges import successor_lists
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import make_schedule
 from chakra_et.simulate.matching import Matching, check_same, deadlock
-from chakra_et.simulate.timing import Timing, join
+from chakra_et.simulate.timing import Timing
 
 CPU, GPU, COMM, RECV = range(4)
 
@@ -42,32 +41,6 @@ class ReplayResult:
         return max(int(end.max()) for end in self.end_ns)
 
 
-def replay_device(
-    traces: ExecutionTrace | Sequence[ExecutionTrace],
-    ranks: Sequence[int] | None = None,
-    comm_groups: Mapping[str, Sequence[int]] | None = None,
-) -> ReplayResult:
-    """Replay with each CPU thread, stream and communicator running one node at a time, in id order.
-
-    Arguments and errors as for ``join``. Also raises ``TraceError`` for a deadlock between ranks.
-    """
-    return device_replay(*join(traces, ranks, comm_groups))
-
-
-def replay_astra(
-    traces: ExecutionTrace | Sequence[ExecutionTrace],
-    ranks: Sequence[int] | None = None,
-    comm_groups: Mapping[str, Sequence[int]] | None = None,
-) -> ReplayResult:
-    """Replay as ASTRA-sim issues nodes: per rank, one CPU, one GPU compute and one other node at a time.
-
-    The ready node with the lowest id goes first, receives need no slot, and a duration of 0 becomes 1 ns.
-    Unlike ASTRA-sim, which simulates collectives from their size, this uses their recorded durations.
-    Arguments and errors as for ``replay_device``.
-    """
-    return astra_replay(*join(traces, ranks, comm_groups))
-
-
 def longest_path(trace: ExecutionTrace) -> int:
     """Length in ns of the longest dependency chain, a lower bound on every replay of the trace."""
     graph = build_graph(trace)
@@ -81,7 +54,10 @@ def longest_path(trace: ExecutionTrace) -> int:
 
 
 def device_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
-    """``replay_device`` on a graph that is already built."""
+    """Replay with each CPU thread, stream and communicator running one node at a time, in id order.
+
+    Raises ``TraceError`` for a deadlock between ranks, and ranks that disagree.
+    """
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
     lasting = times.lasting_ns(graph, matching)
     start, end = make_schedule(graph, matching).run(graph.own_ns, lasting, release)
@@ -90,10 +66,12 @@ def device_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repl
 
 
 def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
-    """``replay_astra`` on a graph that is already built.
+    """Replay as ASTRA-sim issues nodes: per rank, one CPU, one GPU compute and one other node at a time.
 
-    As in ASTRA-sim's event queue, completions at the same time are handled in the order in which they were
-    scheduled, and each issues the nodes that it freed.
+    The ready node with the lowest id goes first, receives need no slot, and a duration of 0 becomes 1 ns.
+    Unlike ASTRA-sim, which simulates collectives from their size, this uses their recorded durations. As in
+    its event queue, completions at the same time are handled in the order in which they were scheduled, and
+    each issues the nodes that it freed. Raises as ``device_replay`` does.
     """
     offsets, successors = successor_lists(len(graph), graph.source, graph.target)
     degrees = np.bincount(graph.target, minlength=len(graph))

@@ -9,6 +9,7 @@ import numpy as np
 
 from chakra_et.arrays import coded, medians
 from chakra_et.errors import TraceError
+from chakra_et.et.columns import NodeType
 from chakra_et.job.axes import dp_ranks_of, stages_of
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
@@ -185,12 +186,13 @@ def _make_table(
     steps, types = len(found.steps), len(found.optypes)
     cell = graph.trace_of * steps + found.step
     kind_of_cell = _kinds_of_cells(graph, found, cell, stages)
-    stretch_in_cell = found.ordinal * 2 + found.on_host
+    communicates = graph.types >= NodeType.COMM_SEND
+    stretch_in_cell = found.ordinal * 2 + (graph.is_cpu & ~communicates)
     stretches = int(stretch_in_cell.max()) + 1
     place = stretch_in_cell * types + found.optype
     places = int(place.max()) + 1
     group = kind_of_cell[cell] * places + place
-    nodes, comm = np.flatnonzero(~found.communicates), np.flatnonzero(found.communicates)
+    nodes, comm = np.flatnonzero(~communicates), np.flatnonzero(communicates)
 
     groups, group_of_node = np.unique(group[nodes], return_inverse=True)
     row_group, row_cell, row_of_node = _rows(kind_of_cell, groups // places, group_of_node, cell[nodes])
@@ -245,7 +247,7 @@ def _kinds_of_cells(
 ) -> np.ndarray:
     """One number for the cells, (rank, step), that do the same work: of one stage, with the same
     communication."""
-    comm = np.flatnonzero(found.communicates)
+    comm = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
     comm = comm[np.lexsort((found.ordinal[comm], cell[comm]))]
     cells = len(graph.traces) * len(found.steps)
     sequences = np.split(found.optype[comm], np.searchsorted(cell[comm], np.arange(1, cells)))

@@ -22,7 +22,7 @@ class Stretches:
 
     ``step``: index into ``steps``, their numbers. ``ordinal``: how many communications of its rank and step
     were launched before it; for communication its own number. ``optype``: index into ``optypes``, such as
-    ``forward-operator``, ``backward-kernel`` or ``all-reduce``. ``on_host`` bool, ``communicates`` bool.
+    ``forward-operator``, ``backward-kernel`` or ``all-reduce``.
     """
 
     steps: list[int]
@@ -30,30 +30,26 @@ class Stretches:
     ordinal: np.ndarray
     optypes: list[str]
     optype: np.ndarray
-    on_host: np.ndarray
-    communicates: np.ndarray
 
 
 def find_stretches(name: str, graph: ReplayGraph) -> Stretches:
     """Raises ``TraceError`` for ranks that recorded different steps; ``name``: the run, for that message."""
-    communicates = graph.types >= NodeType.COMM_SEND
     if all("comm_ordinal" in trace.attributes for trace in graph.traces):  # skeletons know theirs
         steps, _ = _steps(name, graph, graph.position)
         step, ordinal = (graph.attribute(of, 0) for of in ("step_index", "comm_ordinal"))
-        return Stretches(steps, step, ordinal, *_optypes(graph), graph.is_cpu & ~communicates, communicates)
+        return Stretches(steps, step, ordinal, *_optypes(graph))
     launched = _launches(graph)
     steps, step = _steps(name, graph, launched)
     # Sorted by rank, step and launch, the communication of a rank and step lies together.
     where = (graph.trace_of * len(steps) + step) * len(graph)
-    nodes = np.flatnonzero(communicates)
+    nodes = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
     nodes = nodes[np.argsort((where + launched)[nodes], kind="stable")]
     keys = (where + launched)[nodes]
     first = np.searchsorted(keys, where, side="left")
     ordinal = np.searchsorted(keys, where + launched, side="left") - first
     # One call may launch several.
     ordinal[nodes] = np.arange(len(nodes)) - first[nodes]
-    optypes, optype = _optypes(graph)
-    return Stretches(steps, step, ordinal, optypes, optype, graph.is_cpu & ~communicates, communicates)
+    return Stretches(steps, step, ordinal, *_optypes(graph))
 
 
 def _launches(graph: ReplayGraph) -> np.ndarray:

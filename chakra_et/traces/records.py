@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
@@ -94,7 +94,7 @@ class Taker(Protocol):
         """Count a record that is valid JSON but has a field of the wrong type."""
 
 
-def open_trace(path: Path) -> gzip.GzipFile | BinaryIO:
+def open_trace(path: Path) -> gzip.GzipFile | io.BufferedReader:
     """Open a plain or gzip-compressed trace for reading, recognised by content, not by name."""
     with open_regular(path) as file:
         magic = file.read(2)

@@ -40,7 +40,7 @@ COMMANDS = [
     "replay X.et", "predict X.et", "report X.et", "validate X.et", "stragglers X.et", "export X.et",
     "compare RUN X.et", "scale X.et --dp 2", "astra X.et -o OUT --topology dgx-h100",
     "convert X.json", "repair X.json", "report X.json",
-    "replay RUN --comm-groups X.json", "predict RUN --network X.json --bandwidth 1Gbit/s",
+    "predict RUN --comm-groups X.json", "predict RUN --network X.json --bandwidth 1Gbit/s",
     "predict RUN --topology X.json",
     "predict RUN --gpu H100:X.json", "predict RUN --gpu H100:X.yaml", "astra . --check X.json",
 ]  # fmt: skip

@@ -13,11 +13,11 @@ from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
-from chakra_et.simulate.replays import replay_device
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 from tests.generator import Features, Layout, generate
 from tests.generator.hand_made import annotation, call, event, kernel, node, op, write_device, write_host
+from tests.simulate.replay_traces import replay_device
 
 RICH = Features(
     seed=11,

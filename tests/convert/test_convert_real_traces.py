@@ -10,10 +10,11 @@ import pytest
 
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.simulate.replays import longest_path, replay_device
+from chakra_et.simulate.replays import longest_path
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 from tests.shared import shared_path
+from tests.simulate.replay_traces import replay_device
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "fixtures" / "captures"

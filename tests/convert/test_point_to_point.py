@@ -13,9 +13,9 @@ from chakra_et.__main__ import main
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.simulate.replays import replay_device
 from chakra_et.traces.sets import Pair
 from tests.generator.hand_made import annotation, call, kernel, op, write_kineto
+from tests.simulate.replay_traces import replay_device
 
 SENDRECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 WORLD = {"pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1, 2, 3]}]}

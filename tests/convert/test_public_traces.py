@@ -13,11 +13,11 @@ import pytest
 
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.simulate.replays import replay_astra, replay_device
 from chakra_et.simulate.time_by_kind import shares
 from chakra_et.traces.sets import Pair, find
 from chakra_et.validate.check import check
 from tests.shared import shared_path
+from tests.simulate.replay_traces import replay_astra, replay_device
 
 A100, MI300 = "a100_nccl_rank0.json.gz", "mi300_resnet_rank0.json.gz"
 

@@ -14,13 +14,13 @@ from chakra_et.convert.graph.launches import Launches
 from chakra_et.convert.graph.linked import link_rank
 from chakra_et.convert.graph.nodes import Dependencies
 from chakra_et.convert.pair import Converted, convert_pair
-from chakra_et.simulate.replays import replay_device
 from chakra_et.traces import device as device_trace
 from chakra_et.traces.device import operators_of
 from chakra_et.traces.sets import Pair
 from tests.generator import Features, generate
 from tests.generator.hand_made import annotation, call, kernel, op, sync, write_kineto
 from tests.shared import shared_path
+from tests.simulate.replay_traces import replay_device
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 

@@ -13,8 +13,8 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.simulate.replays import replay_device
 from tests.generator.hand_made import annotation, call, kernel, op, write_kineto
+from tests.simulate.replay_traces import replay_device
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 TRANSFER = 100.0

@@ -14,7 +14,6 @@ from chakra_et.__main__ import main as chakra_et
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.sets import read_comm_groups
-from chakra_et.simulate.replays import replay_astra, replay_device
 from fasop.errors import PlanError
 from fasop.exact.passes import Passes
 from fasop.inputs.models import Model
@@ -23,6 +22,7 @@ from fasop.plans.plan import Plan
 from fasop.plans.shapes import Shape
 from fasop.schedule import events
 from tests.fasop import fasop_cases as cases
+from tests.simulate.replay_traces import replay_astra, replay_device
 
 MICRO = 1e-6
 

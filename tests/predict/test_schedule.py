@@ -10,10 +10,9 @@ from hypothesis import given, settings
 
 from chakra_et.errors import TraceError
 from chakra_et.predict.predict import predict
-from chakra_et.simulate.replays import replay_device
 from chakra_et.simulate.run import make_run
 from chakra_et.transform.durations import Scale
-from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, replay_device
 from tests.simulate.test_replay_properties import rank_sets
 
 

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
-from chakra_et.simulate.replays import ReplayResult
+from chakra_et.simulate.replays import ReplayResult, astra_replay, device_replay
+from chakra_et.simulate.timing import join
 
 KINDS = {"is_cpu_op": "bool", "comm_src": "int32", "comm_dst": "int32", "comm_tag": "int32"}
+
+
+Traces = ExecutionTrace | Sequence[ExecutionTrace]
+Groups = Mapping[str, Sequence[int]]
+
+
+def replay_device(
+    traces: Traces, ranks: Sequence[int] | None = None, comm_groups: Groups | None = None
+) -> ReplayResult:
+    """``device_replay`` of traces."""
+    return device_replay(*join(traces, ranks, comm_groups))
+
+
+def replay_astra(
+    traces: Traces, ranks: Sequence[int] | None = None, comm_groups: Groups | None = None
+) -> ReplayResult:
+    """``astra_replay`` of traces."""
+    return astra_replay(*join(traces, ranks, comm_groups))
 
 
 def cpu(node_id: int, duration: int, deps: tuple[int, ...] = (), tid: int = 1, **more: Any) -> dict:

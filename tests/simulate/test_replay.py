@@ -9,8 +9,18 @@ import pytest
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
-from chakra_et.simulate.replays import longest_path, replay_astra, replay_device
-from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send, times
+from chakra_et.simulate.replays import longest_path
+from tests.simulate.replay_traces import (
+    collective,
+    cpu,
+    kernel,
+    make_trace,
+    recv,
+    replay_astra,
+    replay_device,
+    send,
+    times,
+)
 
 BOTH = pytest.mark.parametrize("replay", [replay_device, replay_astra])
 

@@ -155,8 +155,8 @@ def test_comm_groups_beside_the_files_are_used(tmp_path, capsys):
     groups.write_text('{"1": [0, 1, 2, 3]}')
     _, answer = run_json(capsys, str(tmp_path / "run"))
     assert any("not given" in note for note in answer["jobs"][0]["notes"])
-    (tmp_path / "other.json").write_text('{"1": [0, 1]}')
-    _, answer = run_json(capsys, str(tmp_path / "run"), "--comm-groups", str(tmp_path / "other.json"))
+    groups.write_text('{"1": [0, 1]}')
+    _, answer = run_json(capsys, str(tmp_path / "run"))
     assert not any("not given" in note for note in answer["jobs"][0]["notes"])
 
 
@@ -195,15 +195,14 @@ def test_bad_arguments(argv, message, capsys):
 @pytest.mark.parametrize("content", ["", "[1]", '{"1": []}', '{"1": ["a"]}', '{"1": 3}', "[" * 100_000])
 def test_bad_comm_groups(tmp_path, capsys, content):
     rank_files(tmp_path)
-    (tmp_path / "groups.json").write_text(content)
-    assert main([str(tmp_path / "run"), "--comm-groups", str(tmp_path / "groups.json")]) == 2
+    (tmp_path / "run_comm_groups.json").write_text(content)
+    assert main([str(tmp_path / "run")]) == 2
     assert "groups.json" in capsys.readouterr().err
 
 
 def test_unusable_names(tmp_path, capsys):
     assert main([str(tmp_path / "absent")]) == 2
     assert "neither a file nor the NAME" in capsys.readouterr().err
-    assert main([str(tmp_path / "absent"), "--comm-groups", "nowhere.json"]) == 2
     rank_files(tmp_path)
     (tmp_path / "run.01.et").write_bytes((tmp_path / "run.1.et").read_bytes())
     assert main([str(tmp_path / "run")]) == 2

@@ -8,8 +8,17 @@ from hypothesis import strategies as st
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.simulate.replays import longest_path, replay_astra, replay_device
-from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
+from chakra_et.simulate.replays import longest_path
+from tests.simulate.replay_traces import (
+    collective,
+    cpu,
+    kernel,
+    make_trace,
+    recv,
+    replay_astra,
+    replay_device,
+    send,
+)
 
 Times = dict[tuple[int, int], tuple[int, int]]
 

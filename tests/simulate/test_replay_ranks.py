@@ -7,8 +7,16 @@ import pytest
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.simulate.joint import build_graph
-from chakra_et.simulate.replays import replay_astra, replay_device
-from tests.simulate.replay_traces import collective, cpu, make_trace, recv, send, times
+from tests.simulate.replay_traces import (
+    collective,
+    cpu,
+    make_trace,
+    recv,
+    replay_astra,
+    replay_device,
+    send,
+    times,
+)
 
 BOTH = pytest.mark.parametrize("replay", [replay_device, replay_astra])
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et.simulate.replays import replay_device
 from tests.generator.fixtures import FOLDER, ODDITIES, convert, summary
+from tests.simulate.replay_traces import replay_device
 
 FOLDERS = sorted(path for path in FOLDER.iterdir() if path.is_dir())
 

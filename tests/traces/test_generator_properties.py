@@ -14,11 +14,12 @@ from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.edges import topological_order
-from chakra_et.simulate.replays import longest_path, replay_device
+from chakra_et.simulate.replays import longest_path
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 from tests.generator import Features, Generated, Layout, generate
 from tests.generator.parts import COLLECTIVES
+from tests.simulate.replay_traces import replay_device
 
 NCCL = sorted(COLLECTIVES)
 GLOO = sorted(set(COLLECTIVES) - {"allreduce_coalesced"})

@@ -14,9 +14,8 @@ from chakra_et.__main__ import main
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.job.mesh import Mesh, Place, mesh_of, parse_mesh, shape_of
-from chakra_et.simulate.replays import replay_device
 from tests.astra.sets import MESH, step, write_set
-from tests.simulate.replay_traces import collective, cpu, make_trace
+from tests.simulate.replay_traces import collective, cpu, make_trace, replay_device
 
 
 def ddp(rank: int, ranks: int, slow: int = 0) -> ExecutionTrace:
