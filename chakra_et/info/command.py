@@ -6,11 +6,10 @@
 JSON: ``{"files": [{...}]}`` with, per file: ``file``; ``bytes``; ``nodes``; ``nodes_by_type`` and
 ``nodes_by_kind``; ``edges`` {``data``, ``ctrl``, ``by_kind``}; ``time`` {``start_micros``, ``end_micros``,
 ``span_micros``, ``longest_path_micros``}, the latter null if the dependencies have a cycle or a gap;
-``critical_path_micros`` and ``busy_micros`` by the kinds of ``time_by_kind``, empty without start times;
 ``lanes`` [{``lane``, ``kind``, ``label``, ``nodes``, ``compute_micros``, ``communication_micros``}];
-``collectives`` [{``group``, ``name``, ``ranks``, ``type``, ``count``, ``bytes``, ``micros``,
-``wait_micros``}], the latter null unless all ranks were converted together; ``messages`` [{``direction``,
-``peer``, ``count``, ``bytes``}]; ``notes``; ``metadata``. An unreadable file has ``file`` and ``error`` only.
+``communication`` [{``group``, ``name``, ``ranks``, ``type``, ``peer``, ``count``, ``bytes``, ``micros``,
+``wait_micros``}], the peer null for collectives, the wait unless all ranks were converted together;
+``notes``; ``metadata``. An unreadable file has ``file`` and ``error`` only.
 Exit status: 0; 1 if a file cannot be read; 2 for unusable arguments.
 """
 
@@ -31,7 +30,6 @@ from chakra_et.info.describe import describe
 from chakra_et.text import shortened, table
 
 LONGEST_TEXT = 60
-BAR = 30
 
 
 @dataclass
@@ -90,7 +88,6 @@ def _text(answer: dict[str, Any]) -> str:
         "longest path": _milliseconds(times["longest_path_micros"]),
     }
     lines += [f"  {name:13}  {value}" for name, value in facts.items() if value]
-    lines += _bars(answer["critical_path_micros"], answer["busy_micros"])
     lanes = [
         [str(lane["lane"]), lane["kind"], _short(lane["label"]), f"{lane['nodes']:,}",
          f"{lane['compute_micros'] / 1000:,.3f}", f"{lane['communication_micros'] / 1000:,.3f}"]
@@ -98,40 +95,17 @@ def _text(answer: dict[str, Any]) -> str:
     ]  # fmt: skip
     header = ["lane", "kind", "label", "nodes", "compute ms", "communication ms"]
     lines += table([header, *lanes], right=(0, 3, 4, 5), indent="  ")
-    collectives = [
-        [each["group"] or "all", _short(each["name"]), _ranks(each["ranks"]), each["type"],
-         f"{each['count']:,}", f"{each['bytes']:,}", *_transfer_and_wait(each)]
-        for each in answer["collectives"]
+    communication = [
+        [each["group"] or "all", _short(each["name"]), _short(",".join(map(str, each["ranks"] or ()))),
+         each["type"], "" if each["peer"] is None else str(each["peer"]), f"{each['count']:,}",
+         f"{each['bytes']:,}", f"{each['micros'] / 1000:,.3f}",
+         "-" if each["wait_micros"] is None else f"{each['wait_micros'] / 1000:,.3f}"]
+        for each in answer["communication"]
     ]  # fmt: skip
-    header = ["group", "name", "ranks", "collective", "count", "bytes", "ms", "transfer ms", "wait ms"]
-    lines += table([header, *collectives], right=(0, 4, 5, 6, 7, 8), indent="  ")
-    messages = [
-        [each["direction"], str(each["peer"]), f"{each['count']:,}", f"{each['bytes']:,}"]
-        for each in answer["messages"]
-    ]
-    header = ["message", "peer", "count", "bytes"]
-    lines += table([header, *messages], right=(1, 2, 3), indent="  ")
+    header = ["group", "name", "ranks", "communication", "peer", "count", "bytes", "ms", "waiting ms"]
+    lines += table([header, *communication], right=(0, 4, 5, 6, 7, 8), indent="  ")
     lines += [f"  note: {note}" for note in answer["notes"]]
     return "\n".join(lines) + "\n"
-
-
-def _bars(path: dict[str, int], busy: dict[str, int]) -> list[str]:
-    """Time by kind, along the critical path and of all nodes, with a bar for the share of the path."""
-    rows = [["time by kind", "critical path ms", "share", "", "all nodes ms"]]
-    for kind, all_of in busy.items():
-        if all_of or path[kind]:
-            share = path[kind] / max(sum(path.values()), 1)
-            halves = round(2 * BAR * share)
-            bar = "█" * (halves // 2) + "▌" * (halves % 2)
-            rows.append([kind, f"{path[kind] / 1000:,.3f}", f"{share:.1%}", bar, f"{all_of / 1000:,.3f}"])
-    return table(rows, right=(1, 2, 4), indent="  ")
-
-
-def _transfer_and_wait(entry: dict[str, Any]) -> tuple[str, str, str]:
-    """Total, transfer and wait in ms; "-" for the latter two unless all ranks were converted together."""
-    total, wait = entry["micros"], entry["wait_micros"]
-    parts = ("-", "-") if wait is None else (f"{(total - wait) / 1000:,.3f}", f"{wait / 1000:,.3f}")
-    return (f"{total / 1000:,.3f}", *parts)
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -144,7 +118,3 @@ def _milliseconds(micros: int | None) -> str:
 
 def _short(value: Any) -> str:
     return shortened(str(value), LONGEST_TEXT)
-
-
-def _ranks(ranks: list[int] | None) -> str:
-    return "" if ranks is None else _short(",".join(map(str, ranks)))

@@ -11,16 +11,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import communicates, texts
-
-# The letters in the attribute ``dep_kinds``, one per data dependency.
-EDGE_KINDS = {
-    "P": "program order",
-    "L": "launch",
-    "S": "stream order",
-    "Y": "synchronisation",
-    "T": "inter thread",
-    "C": "collective",
-}
+from chakra_et.report.timeline import EDGE_KINDS, lanes_of
 
 
 def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = None) -> dict[str, Any]:
@@ -30,10 +21,8 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
     """
     from chakra_et.simulate.measured_steps import about_steps
     from chakra_et.simulate.replays import longest_path
-    from chakra_et.simulate.time_by_kind import shares
 
     notes: list[str] = []
-    time_shares = shares(trace)
     # In float64: the times of a damaged file may overflow 64 bits.
     end = (trace.start_micros.astype(float) + trace.duration_micros).max() if len(trace) else 0
     start = trace.start_micros.min() if len(trace) else 0
@@ -67,11 +56,8 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
             "span_micros": int(end) - int(start) if timed else None,
             "longest_path_micros": longest,
         },
-        "critical_path_micros": time_shares.path if time_shares else {},
-        "busy_micros": time_shares.busy if time_shares else {},
         "lanes": _lanes(trace),
-        "collectives": _collectives(trace, comm_groups or {}),
-        "messages": _messages(trace),
+        "communication": _communication(trace, comm_groups or {}),
         "notes": notes,
         "metadata": {name: _unpacked(value) for name, value in trace.metadata.items()},
     }
@@ -93,61 +79,47 @@ def _unpacked(value: Any) -> Any:
 
 
 def _lanes(trace: ExecutionTrace) -> list[dict[str, Any]]:
-    """Nodes and durations per lane: by the attribute ``lane``, or else per thread and stream."""
+    """Nodes and durations per lane."""
     if not len(trace):
         return []
-    on_cpu = trace.column("is_cpu_op") != 0
-    names = _unpacked(trace.metadata.get("lanes", ""))
-    if "lane" in trace.attributes:
-        key = trace.column("lane", -1)
-    else:
-        # Even keys are threads, odd keys streams.
-        names = None
-        key = np.where(on_cpu, 2 * trace.column("tid", -1), 2 * trace.column("stream", -1) + 1)
-    values, index = np.unique(key, return_inverse=True)
-    index = index.reshape(-1)
+    lane, labels = lanes_of(trace)
+    values, index = np.unique(lane, return_inverse=True)
     duration = trace.duration_micros.astype(np.float64)
     columns = (None, duration * ~communicates(trace), duration * communicates(trace))
-    nodes, compute, communication = (np.bincount(index, column) for column in columns)
-    lanes = []
-    for at, value in enumerate(values.tolist()):
-        if names is None:
-            kind, what = ("gpu", "stream") if value & 1 else ("cpu", "thread")
-            label = f"{what} {value >> 1}" if value >= 0 else f"{what} not recorded"
+    names = ("nodes", "compute_micros", "communication_micros")
+    sums = [np.bincount(index.reshape(-1), column).astype(np.int64).tolist() for column in columns]
+    return [
+        {"lane": value, "kind": labels[value][0], "label": labels[value][1]}
+        | dict(zip(names, figures, strict=True))
+        for value, *figures in zip(values.tolist(), *sums, strict=True)
+    ]
+
+
+def _communication(trace: ExecutionTrace, comm_groups: dict[str, list[int]]) -> list[dict[str, Any]]:
+    """Collectives by group and type, then messages by direction and peer."""
+    node = np.flatnonzero(communicates(trace))
+    texts_of = {name: texts(trace, name) for name in ("pg_name", "pg_original_name", "pg_description")}
+    columns = [trace.column(name, -1)[node] for name in ("comm_type", "comm_src", "comm_dst", "wait_micros")]
+    found: dict[tuple[str, str, int | None], dict[str, Any]] = {}
+    size, duration = trace.column("comm_size")[node].tolist(), trace.duration_micros[node].tolist()
+    for at, row in enumerate(node.tolist()):
+        kind, source, target, wait = (int(column[at]) for column in columns)
+        group, *names = (table[index[row]] if index[row] >= 0 else "" for table, index in texts_of.values())
+        peer = None
+        if trace.types[row] == NodeType.COMM_COLL:
+            known = kind in list(CollectiveType)
+            name = CollectiveType(kind).name if known else f"comm_type {kind}"
         else:
-            known = names[value] if isinstance(names, list) and 0 <= value < len(names) else {}
-            known = known if isinstance(known, dict) else {}
-            kind, label = str(known.get("kind", "")), str(known.get("label", ""))
-        lanes.append(
-            {
-                "lane": value if names is not None else at,
-                "kind": kind,
-                "label": label,
-                "nodes": int(nodes[at]),
-                "compute_micros": int(compute[at]),
-                "communication_micros": int(communication[at]),
-            }
-        )
-    return lanes
-
-
-def _collectives(trace: ExecutionTrace, comm_groups: dict[str, list[int]]) -> list[dict[str, Any]]:
-    groups, names, descriptions = (
-        _of_rows(trace, name) for name in ("pg_name", "pg_original_name", "pg_description")
-    )
-    kinds, sizes = trace.column("comm_type", -1), trace.column("comm_size")
-    duration, wait = trace.duration_micros.astype(np.int64), trace.column("wait_micros", -1)
-    table: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in np.flatnonzero(trace.types == NodeType.COMM_COLL).tolist():
-        group, kind = groups.get(row, ""), int(kinds[row])
-        known = kind in list(CollectiveType)
-        entry = table.setdefault(
-            (group, kind),
+            sends = trace.types[row] == NodeType.COMM_SEND
+            name, group, peer = ("send", "", target) if sends else ("receive", "", source)
+        entry = found.setdefault(
+            (group, name, peer),
             {
                 "group": group,
-                "name": " ".join(filter(None, (names.get(row, ""), descriptions.get(row, "")))),
+                "name": " ".join(filter(None, names)),
                 "ranks": comm_groups.get(group),
-                "type": CollectiveType(kind).name if known else f"comm_type {kind}",
+                "type": name,
+                "peer": peer,
                 "count": 0,
                 "bytes": 0,
                 "micros": 0,
@@ -155,30 +127,8 @@ def _collectives(trace: ExecutionTrace, comm_groups: dict[str, list[int]]) -> li
             },
         )
         entry["count"] += 1
-        entry["bytes"] += int(sizes[row])
-        entry["micros"] += int(duration[row])
+        entry["bytes"] += size[at]
+        entry["micros"] += duration[at]
         if entry["wait_micros"] is not None:
-            entry["wait_micros"] += max(int(wait[row]), 0)
-    return [entry for _, entry in sorted(table.items())]
-
-
-def _messages(trace: ExecutionTrace) -> list[dict[str, Any]]:
-    sizes, found = trace.column("comm_size"), []
-    # By name: receives first.
-    for kind, direction, peer in (
-        (NodeType.COMM_RECV, "receive", "comm_src"),
-        (NodeType.COMM_SEND, "send", "comm_dst"),
-    ):
-        rows = np.flatnonzero(trace.types == kind)
-        peers = trace.column(peer, -1)[rows]
-        for each in np.unique(peers).tolist():
-            own = sizes[rows[peers == each]]
-            found.append({"direction": direction, "peer": each, "count": len(own), "bytes": int(own.sum())})
-    return found
-
-
-def _of_rows(trace: ExecutionTrace, name: str) -> dict[int, str]:
-    """A string attribute of communication nodes: row → value."""
-    table, index = texts(trace, name)
-    rows = np.flatnonzero(communicates(trace) & (index >= 0)).tolist()
-    return {row: table[index[row]] for row in rows}
+            entry["wait_micros"] += max(wait, 0)
+    return [found[key] for key in sorted(found, key=lambda key: (key[2] is not None, *key[:2], key[2] or 0))]

@@ -9,10 +9,9 @@ import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType, Strings
 from chakra_et.et.node_attributes import texts
-from chakra_et.info.describe import EDGE_KINDS
 from chakra_et.report.page import PackedColumns
 from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import NO_STACKS, Stacks, curves, lay_out, queues
+from chakra_et.report.timeline import EDGE_KINDS, NO_STACKS, Stacks, curves, lay_out, queues
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 PHASES = ("forward", "backward", "optimizer")

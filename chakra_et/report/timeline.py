@@ -14,9 +14,17 @@ import numpy as np
 
 from chakra_et.et import memory as names
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.info.describe import EDGE_KINDS
 from chakra_et.report.run import ReportRun
 
+# The letters in the attribute ``dep_kinds``, one per data dependency.
+EDGE_KINDS = {
+    "P": "program order",
+    "L": "launch",
+    "S": "stream order",
+    "Y": "synchronisation",
+    "T": "inter thread",
+    "C": "collective",
+}
 # Starts and durations are rounded to µs independently, so neighbours may overlap by this much.
 ROUNDING_NS = 2000
 # The most rows that one lane is drawn in, where its nodes overlap, and that the calls of a thread are.

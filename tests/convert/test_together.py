@@ -174,7 +174,7 @@ def test_the_report_of_the_run_and_the_commands_show_both(
     capsys.readouterr()
     assert main(["info", str(tmp_path / "run.0.et"), "--json"]) == 0
     [described] = json.loads(capsys.readouterr().out)["files"]
-    [collective] = described["collectives"]
+    [collective] = described["communication"]
     assert collective["wait_micros"] == waits[0]
     assert main(["replay", str(tmp_path / "run"), "--json"]) == 0
     [job] = json.loads(capsys.readouterr().out)["jobs"]

@@ -15,15 +15,15 @@ from chakra_et.convert.emit import EDGE_LETTERS
 from chakra_et.convert.graph.nodes import EdgeKind
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.info.describe import EDGE_KINDS, describe
-from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.info.describe import describe
+from chakra_et.report.timeline import EDGE_KINDS
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 LANES = json.dumps(
-    [{"kind": "cpu", "label": "main"}, {"kind": "gpu", "label": "stream 7"}, {"kind": "communication"}]
+    [{"kind": "cpu", "label": "main"}, {"kind": "gpu", "label": "stream 7"}, {"kind": "communication", "label": "gloo"}]
 )
 
-NO_TIME = dict.fromkeys(KINDS, 0)
+COMMUNICATION = ("group", "name", "ranks", "type", "peer", "count", "bytes", "micros", "wait_micros")
 
 
 def known(**more: int | str) -> ExecutionTrace:
@@ -77,23 +77,20 @@ def test_every_figure_of_a_known_trace() -> None:
             {
                 "lane": 2,
                 "kind": "communication",
-                "label": "",
+                "label": "gloo",
                 "nodes": 5,
                 "compute_micros": 0,
                 "communication_micros": 17,
             },
         ],
-        "busy_micros": NO_TIME | {"operator": 10, "runtime": 5, "kernel": 40, "transfer": 17},
-        "critical_path_micros": NO_TIME | {"operator": 10, "runtime": 5, "kernel": 40, "transfer": 16},
-        "collectives": [
-            {"group": "1", "name": "", "ranks": [0, 1, 2, 3], "type": "ALL_REDUCE", "count": 2, "bytes": 80}
-            | {"micros": 14, "wait_micros": None},
-            {"group": "2", "name": "", "ranks": [0, 3], "type": "BARRIER", "count": 1, "bytes": 8}
-            | {"micros": 1, "wait_micros": None},
-        ],
-        "messages": [
-            {"direction": "receive", "peer": 1, "count": 1, "bytes": 40},
-            {"direction": "send", "peer": 1, "count": 1, "bytes": 24},
+        "communication": [
+            dict(zip(COMMUNICATION, figures, strict=True))
+            for figures in (
+                ("1", "", [0, 1, 2, 3], "ALL_REDUCE", None, 2, 80, 14, None),
+                ("2", "", [0, 3], "BARRIER", None, 1, 8, 1, None),
+                ("", "", None, "receive", 1, 1, 40, 1, None),
+                ("", "", None, "send", 1, 1, 24, 1, None),
+            )
         ],
         "notes": [],
         "metadata": {"rank": 0, "world_size": 4, "lanes": json.loads(LANES)},
@@ -132,8 +129,8 @@ def test_file_with_a_cycle_is_described() -> None:
     assert answer["time"]["longest_path_micros"] is None
     assert answer["notes"][0].startswith("no longest path: ")
     assert answer["nodes_by_type"]["type 99"] == 1
-    assert answer["collectives"][1]["type"] == "comm_type 77"
-    assert answer["lanes"][0]["label"] == ""
+    assert answer["communication"][1]["type"] == "comm_type 77"
+    assert answer["lanes"][0]["label"] == "lane 0"
     empty = describe(make_trace())
     assert (empty["nodes"], empty["lanes"], empty["time"]["longest_path_micros"]) == (0, [], None)
 
@@ -158,14 +155,12 @@ def test_text_has_aligned_columns(run: str, capsys: pytest.CaptureFixture[str]) 
         "  lane  kind           label     nodes  compute ms  communication ms",
         "     0  cpu            main          2       0.015             0.000",
         "     1  gpu            stream 7      1       0.040             0.000",
-        "     2  communication                5       0.000             0.017",
+        "     2  communication  gloo          5       0.000             0.017",
     ]
     assert "  longest path   0.071 ms" in lines
     assert "  edge kinds     program order 2, launch 1, stream order 1, collective 3" in lines
-    bar = next(line for line in lines if line.lstrip().startswith("kernel ")).split()
-    share = float(bar[2].rstrip("%")) / 100
-    assert abs(len(bar[3]) / 30 - share) < 0.05
-    assert "      1        0,1,2,3  ALL_REDUCE      2     80  0.014            -        -" in lines
+    row = next(line for line in lines if "ALL_REDUCE" in line)
+    assert row.split() == ["1", "0,1,2,3", "ALL_REDUCE", "2", "80", "0.014", "-"]
     assert "time \\x1b[31mred <b>한국어" in "\n".join(lines), "control characters stay out of the terminal"
 
 
@@ -175,7 +170,7 @@ def test_json_lists_all_files_of_a_run(run: str, capsys: pytest.CaptureFixture[s
     assert [each["file"] for each in files] == [f"{run}.0.et", f"{run}.1.et"]
     assert files[1]["bytes"] == Path(f"{run}.1.et").stat().st_size
     assert files[1]["metadata"]["rank"] == 1
-    assert files[0]["collectives"][0]["ranks"] == [0, 1, 2, 3]
+    assert files[0]["communication"][0]["ranks"] == [0, 1, 2, 3]
 
 
 def test_an_unreadable_file_does_not_stop_the_others(run: str, capsys: pytest.CaptureFixture[str]) -> None:
