@@ -13,8 +13,6 @@ from chakra_et.et.node_attributes import splits
 from chakra_et.report.columns import COMM_NAMES, comm_types
 from chakra_et.report.run import ReportRun
 
-# Columns of the table of lateness; more operations than this share columns.
-MOST_COLUMNS = 120
 _TYPES = dict(zip(COMM_NAMES, CollectiveType, strict=False))
 
 
@@ -152,22 +150,25 @@ def split_imbalance(run: ReportRun) -> str:
     return f"rank {most} gets most rows, {share:.2f} × the mean of {len(got)} ranks"
 
 
-def traffic(run: ReportRun) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes from rank to rank: (messages, collectives), int64[T, T], rows send.
+def traffic(run: ReportRun) -> dict[str, np.ndarray]:
+    """From rank to rank, rows send: bytes of ``messages`` and ``collectives``, and the time in which these
+    are on their way (``message_ns``, ``collective_ns``), int64[T, T].
 
     Messages are recorded. The paths of a collective are the library's choice. Here an all-to-all is spread
     evenly over the members; all others use a ring in rank order, which moves ``bus_factor`` times the size
     over each link (NCCL's ring algorithm). Ranks without a file have no row or column.
     """
     graph, count = run.graph, len(run.ranks)
-    messages, shared = np.zeros((2, count, count), dtype=np.int64)
+    found = np.zeros((4, count, count), dtype=np.int64)
+    messages, message_ns, shared, shared_ns = found
     place = {rank: at for at, rank in enumerate(run.ranks)}
     size, kind = graph.attribute("comm_size", 0), comm_types(run)
-    target = graph.attribute("comm_dst", -1)
+    target, transfer = graph.attribute("comm_dst", -1), run.end_ns - run.start_ns - run.wait_ns
     for sent in np.flatnonzero(graph.types == NodeType.COMM_SEND).tolist():
         to = place.get(int(target[sent]), -1)
         if to >= 0:
             messages[graph.trace_of[sent], to] += size[sent]
+            message_ns[graph.trace_of[sent], to] += transfer[sent]
     collective = np.flatnonzero(graph.types == NodeType.COMM_COLL)
     members: dict[int, list[int]] = {}
     for group in np.unique(graph.group[collective]).tolist():
@@ -182,34 +183,10 @@ def traffic(run: ReportRun) -> tuple[np.ndarray, np.ndarray]:
         if name == "all-to-all":
             others = [place[other] for other in ring if other != run.ranks[own] and other in place]
             shared[own, others] += round(whole / len(ring))
+            shared_ns[own, others] += transfer[at]
         else:
             following = place.get(ring[(ring.index(run.ranks[own]) + 1) % len(ring)], -1)
             if following >= 0:
                 shared[own, following] += round(whole * factor)
-    return messages, shared
-
-
-def lateness(run: ReportRun) -> tuple[list[str], np.ndarray]:
-    """How late each rank came: (labels of columns, float64[T, columns] ns after the first arrival).
-
-    A column is one operation in order of time, or several where there are more than ``MOST_COLUMNS``, of
-    which it has the mean. NaN where a rank took no part.
-    """
-    operations = run.operations
-    count, ranks = len(operations), len(run.ranks)
-    columns = min(count, MOST_COLUMNS)
-    if not columns:
-        return [], np.zeros((ranks, 0))
-    node = np.flatnonzero(operations.of_node >= 0)
-    operation = operations.of_node[node]
-    late = run.start_ns[node] - _first_arrival(run)[operation]
-    flat = run.graph.trace_of[node] * columns + operation * columns // count
-    with np.errstate(invalid="ignore"):
-        mean = np.bincount(flat, late, ranks * columns) / np.bincount(flat, minlength=ranks * columns)
-    names = [COMM_NAMES[kind] for kind in comm_types(run)[operations.last].tolist()]
-    edges = [-(-at * count // columns) for at in range(columns + 1)]
-    labels = [
-        f"operation {high}: {names[low]}" if high - low == 1 else f"operations {low + 1} to {high}"
-        for low, high in zip(edges, edges[1:], strict=False)
-    ]
-    return labels, mean.reshape(ranks, columns)
+                shared_ns[own, following] += transfer[at]
+    return dict(zip(("messages", "message_ns", "collectives", "collective_ns"), found, strict=True))

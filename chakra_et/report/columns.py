@@ -117,7 +117,15 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     found = [*curves(run), *queues(run, kind_of_edge)]
     for each in found:
         end = first + len(each.node)
-        memory.append([each.rank, next(iter(each.lines())), first, end, each.reserved is not None])
+        memory.append(
+            [
+                each.rank,
+                next(iter(each.lines())).removesuffix(" allocated"),
+                first,
+                end,
+                each.reserved is not None,
+            ]
+        )
         first = end
     if found:
         held = [each.allocated * 0 if each.reserved is None else each.reserved for each in found]

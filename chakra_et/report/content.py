@@ -13,15 +13,13 @@ calls                           see ``call_tree.Call``, as lists
 idle                            see ``times.idle_time``, None without device work
 collectives                     see ``collectives.Collective``, as dicts
 memory                          see ``memory.Usage``, as dicts, with the name of the peak's node
-traffic                         {messages, collectives}: bytes, rows send
-late                            {labels, ns}: rows are ranks, null where a rank took no part
+traffic                         see ``collectives.traffic``
 waits                           ns that the rank of the row waited for the rank of the column
 timeline                        the tables that the nodes' columns refer to: see ``columns``
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -33,7 +31,7 @@ from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
 from chakra_et.report.call_tree import call_tree
-from chakra_et.report.collectives import collectives, lateness, split_imbalance, traffic
+from chakra_et.report.collectives import collectives, split_imbalance, traffic
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.report.run import ReportRun
@@ -56,9 +54,6 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
     columns = PackedColumns()
     stacks = read_stacks(run, traces, steps)
     timeline = add_nodes(run, columns, stacks or NO_STACKS)
-    messages, shared = traffic(run)
-    labels, late = lateness(run)
-    late_ns = [[None if math.isnan(ns) else round(ns) for ns in row] for row in late.tolist()]
     many = len(run.ranks) > MOST_RANKS
     diagnosis = None if run.job is None else diagnose(run.job)
     missing = lacks(run, steps)
@@ -92,8 +87,7 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
             vars(each) | {"device": device_name(each.device), "peak_name": names[int(code[each.peak_node])]}
             for each in usage(run)
         ],
-        "traffic": None if many else {"messages": messages.tolist(), "collectives": shared.tolist()},
-        "late": {"labels": labels, "ns": late_ns},
+        "traffic": None if many else {name: each.tolist() for name, each in traffic(run).items()},
         "waits": None if many else waited_for(run.graph, run.operations, run.wait_ns).tolist(),
         "timeline": timeline,
     }

@@ -16,7 +16,7 @@ import json
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ import numpy as np
 from chakra_et import __version__
 from chakra_et.drawing.lanes import Picture, Span
 from chakra_et.files import atomic_file
+from chakra_et.text import duration
 
 MADE_BY = f"mosim-llms {__version__}"
 MOST_UNITS = 1 << 32
 TYPES = {"u1": np.uint8, "u2": np.uint16, "u4": np.uint32, "f8": np.float64}
+PLAIN_ROWS = 30
 LEVEL = 6  # of gzip: higher ones take three times as long for 3% less
 STYLES = ("page", "timeline")
 SHARED = ("units", "data", "tables", "charts")
@@ -92,18 +94,47 @@ def unpack(block: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def make_page(kind: str, title: str, content: dict[str, Any], columns: PackedColumns) -> bytes:
-    """A page of one kind of ``SCRIPTS``, UTF-8.
+    """A page of one kind of ``SCRIPTS``, UTF-8, with the beginnings of its tables for those without scripts.
 
-    Names from traces go into the compressed data alone, which scripts show as text and never as markup.
+    Scripts show names from traces as text and never as markup.
     """
     scripts = "\n".join(_asset(f"{name}.js") for name in SCRIPTS[kind])
     parts = {
         "title": html.escape(title),
+        "plain": _plain(content),
         "styles": "\n".join(_asset(f"{name}.css") for name in STYLES),
         "scripts": scripts.replace("</script", r"<\/script"),
         "data": base64.b64encode(columns.pack(content)).decode(),
     }
     return re.sub(r"\{(\w+)\}", lambda found: parts[found[1]], _asset("page.html")).encode()
+
+
+def _plain(content: dict[str, Any]) -> str:
+    """The sentences and the tables of a page as HTML."""
+    texts = [*content.get("headline", content.get("notes", ())), *content.get("lacks", ())]
+    parts = [f"<p>{html.escape(text)}</p>" for text in texts]
+    for name, found in content.items():
+        rows = [vars(each) if is_dataclass(each) else each for each in found] if type(found) is list else []
+        if name != "timeline" and rows and all(isinstance(row, dict) for row in rows):
+            head = "".join(f"<th>{html.escape(column.replace('_ns', ''))}</th>" for column in rows[0])
+            lines = (
+                "".join(f"<td>{html.escape(_cell(*each))}</td>" for each in row.items())
+                for row in rows[:PLAIN_ROWS]
+            )
+            body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+            parts.append(f"<h2>{name.replace('_', ' ')}</h2>\n<table><tr>{head}</tr>\n{body}</table>")
+    return "\n".join(parts)
+
+
+def _cell(column: str, value: Any) -> str:
+    """Text of a figure: ns as a duration, others with three digits."""
+    if isinstance(value, tuple | list):
+        return ", ".join(_cell(column, each) for each in value)
+    if value is None or isinstance(value, str):
+        return value or "–"
+    if isinstance(value, int | float) and column.endswith("_ns"):
+        return duration(value)
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
 def write_page(path: Path, kind: str, title: str, content: dict[str, Any], columns: PackedColumns) -> int:

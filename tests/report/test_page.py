@@ -200,7 +200,7 @@ def test_memory_is_a_table_and_a_curve(tmp_path: Path, capsys: pytest.CaptureFix
     assert (row["peak_name"], row["reserved_bytes"]) == ("aten::mm", 16_000_000)
     assert (row["allocations"], row["frees"], row["freed_bytes"]) == (2, 3, 3_000_000)
     assert content["timeline"]["memory"] == [
-        [1, "gpu 0 memory allocated", 0, 4, True],
+        [1, "gpu 0 memory", 0, 4, True],
         [0, "launched, not started", 4, 7, False],
         [1, "launched, not started", 7, 10, False],
     ]
@@ -255,3 +255,12 @@ def test_the_breakdown_is_that_of_the_recorded_kernels(tmp_path: Path) -> None:
         assert copies <= found["compute"] + found["memory"] <= copies + before
         shown = found["compute"] + found["memory"] + found["communication"] + found["wait"]
         assert busy <= shown <= busy + before and found["compute"] >= before
+
+
+def test_tables_can_be_read_without_scripts(tmp_path: Path) -> None:
+    write_run(tmp_path, gemm_name="a<b>")
+    assert main(["report", str(tmp_path / "made")]) == 0
+    (plain,) = re.findall("<noscript>(.*)</noscript>", (tmp_path / "made_report.html").read_text(), re.DOTALL)
+    assert "Bound by " in plain
+    assert "<td>kernel</td><td>a&lt;b&gt;</td><td>2</td>" in plain
+    assert {"steps", "entries", "collectives"} <= set(re.findall("<h2>(.*?)</h2>", plain))

@@ -12,7 +12,6 @@ from chakra_et.report.call_tree import call_tree
 from chakra_et.report.collectives import (
     bus_factor,
     collectives,
-    lateness,
     traffic,
     whole_bytes,
 )
@@ -87,9 +86,6 @@ def test_the_critical_path_goes_through_the_rank_that_came_last(run: ReportRun) 
 
 def test_waits_go_to_the_rank_that_came_last(run: ReportRun) -> None:
     assert waited_for(run.graph, run.operations, run.wait_ns).tolist() == [[0, 40_000], [0, 0]]
-    labels, late = lateness(run)
-    assert labels == ["operation 1: all-reduce"]
-    assert late.tolist() == [[0.0], [40_000.0]]
     assert "Rank 1 is slow" in "".join(headline(run, find_steps(run), diagnose(run.job)))
 
 
@@ -101,7 +97,9 @@ def test_bandwidth_of_a_collective(run: ReportRun) -> None:
     assert found.bus == pytest.approx(0.05)
     assert found.skew_ns == (40_000.0, 40_000)
     assert found.last == {1: 1}
-    assert traffic(run)[1].tolist() == [[0, 1000], [1000, 0]]
+    assert traffic(run)["collectives"].tolist() == [[0, 1000], [1000, 0]]
+    assert traffic(run)["collective_ns"].tolist() == [[0, 20_000], [20_000, 0]]
+    assert not traffic(run)["messages"].any()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ function memoryTip(view, { curve }, x) {
   const level = levelBetween(view.nodes, curve, memory_allocated, from, to);
   const reserved = curve.reserves ? `, ${bytes(levelBetween(view.nodes, curve, memory_reserved, from, to))} reserved` : "";
   return [el("strong", {}, `rank ${curve.rank}, ${curve.device}`),
-    el("span", {}, level < 0 ? "not known before the first allocation" : isQueue(curve) ? `${count(level)} of the kernels and copies` : `${bytes(level)}${reserved}`),
+    el("span", {}, level < 0 ? "not known before the first allocation" : isQueue(curve) ? `${count(level)} of the kernels and copies` : `${bytes(level)} allocated${reserved}`),
     el("span", {}, `at ${duration(Math.round(view.nodes.ns(from)))}`)];
 }
 

@@ -17,16 +17,16 @@ function communication(content) {
       text: row => worst(row) ? `${worst(row)[0]} (${worst(row)[1]} of ${row.count})` : "–" },
   ];
   const parts = [sortableTable(columns, content.collectives, { label: "collectives" })];
-  if (content.late.ns.flat().some(Boolean)) {
-    parts.push(el("h3", {}, "Who came late"), el("p", { class: "muted" }, "One column per operation in order of time. The stronger the colour of a cell, the later that rank arrived after the first one."),
-      heatMap(ranks.map(rank => `rank ${rank}`), content.late.labels, content.late.ns, duration));
-  }
+  const uneven = content.facts.find(([label]) => label === "uneven all-to-alls");
+  if (uneven) parts.push(el("p", {}, `Uneven all-to-alls, as of experts: ${uneven[1]}.`));
   const grids = [];
   if (content.waits && content.waits.flat().some(Boolean)) grids.push(["Waiting", "time that the rank of the row waited for the rank of the column", content.waits, duration, "waits ↓ for →"]);
-  const { messages, collectives } = content.traffic || {};
-  if (messages && messages.flat().some(Boolean)) grids.push(["Messages", "bytes sent by the rank of the row to the rank of the column", messages, bytes, "from ↓ to →"]);
+  const { messages, message_ns, collectives, collective_ns } = content.traffic || {};
+  if (messages && messages.flat().some(Boolean)) grids.push(["Messages", "bytes sent by the rank of the row to the rank of the column", messages, bytes, "from ↓ to →"],
+    ["Time of messages", "in which these are on their way", message_ns, duration, "from ↓ to →"]);
   if (collectives && collectives.flat().some(Boolean)) {
-    grids.push(["Bytes in collectives", "if the library uses rings in order of ranks, and sends all-to-alls directly", collectives, bytes, "from ↓ to →"]);
+    grids.push(["Bytes in collectives", "if the library uses rings in order of ranks, and sends all-to-alls directly", collectives, bytes, "from ↓ to →"],
+      ["Time of collectives", "without waiting for ranks", collective_ns, duration, "from ↓ to →"]);
   }
   parts.push(el("div", { class: "grids" }, ...grids.map(([title, note, values, text, corner]) =>
     el("div", {}, el("h3", {}, title), el("p", { class: "muted" }, note), heatMap(ranks, ranks, values, text, { corner, numbers: ranks.length <= 16 })))));
