@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The picture of a run in the documents: its timeline with the critical path.
 
-    ./run_gpt2_quick.sh 2 --cpu
-    python benchmarks/report_pictures.py outputs/gpt2_2gpu_quick_trace
+    python benchmarks/report_pictures.py mi300_resnet_rank0.json.gz
+
+The trace is one of AMD-AGI/TraceLens (tests/traces, MIT licence): ResNet on an MI300X, rank 0 of 8.
 
 Writes report_timeline.png to docs/pictures/ (a screenshot: needs Playwright, Chromium and Pillow).
 """
@@ -36,6 +37,8 @@ SHOW = """() => {
     const longest = transfers.reduce((a, b) => length(a) >= length(b) ? a : b);
     document.querySelector("#path").click();
     view.select(longest);
+    const step = view.steps.get(nodes.rank(longest))?.at(-1);
+    if (step) view.show(step.start / nodes.unit, step.start / nodes.unit + 0.8 * (step.end - step.start) / nodes.unit);
     document.querySelector("header").style.position = "static";
 }"""
 

@@ -408,6 +408,8 @@ def _uneven(run: Run) -> str:
         spread = float(np.median(np.abs(steps.measured_ns - middle))) / middle if middle else 0.0
         if ratio >= 1.2 and ratio - 1 >= 5 * spread:
             why = "; the first recorded one, so that it may be warm-up" if most == 0 else ""
+            if most == len(steps.names) - 1:
+                why = "; the last one, in which devices also end what was queued before"
             return f"{steps.names[most]} of rank {rank} takes {ratio:.1f} times the median step{why}."
     return ""
 

@@ -72,15 +72,15 @@ class Timeline {
           top += this.rowHeight;
         }
       }
+      for (const curve of folded ? [] : this.curves.filter(each => each.rank === rank)) {
+        this.lines.push({ rank, row: -1, top, height: MEMORY_ROW, curve });
+        top += MEMORY_ROW;
+      }
       for (; row < rows.length && rows[row][0] === rank; row++) {
         if (folded || !this.showsStacks) continue;
         this.lineOfRow[row] = { rank, row, top, height: STACK_ROW, curve: null };
         this.lines.push(this.lineOfRow[row]);
         top += STACK_ROW;
-      }
-      for (const curve of folded ? [] : this.curves.filter(each => each.rank === rank)) {
-        this.lines.push({ rank, row: -1, top, height: MEMORY_ROW, curve });
-        top += MEMORY_ROW;
       }
       header.bottom = top;
     }
