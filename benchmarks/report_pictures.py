@@ -38,7 +38,7 @@ SHOW = """() => {
     document.querySelector("#path").click();
     view.select(longest);
     const step = view.steps.get(nodes.rank(longest))?.at(-1);
-    if (step) view.show(step.start / nodes.unit, step.start / nodes.unit + 0.8 * (step.end - step.start) / nodes.unit);
+    if (step) view.show(step.start / nodes.unit, (0.2 * step.start + 0.8 * step.end) / nodes.unit);
     document.querySelector("header").style.position = "static";
 }"""
 

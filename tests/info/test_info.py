@@ -20,7 +20,11 @@ from chakra_et.report.timeline import EDGE_KINDS
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 LANES = json.dumps(
-    [{"kind": "cpu", "label": "main"}, {"kind": "gpu", "label": "stream 7"}, {"kind": "communication", "label": "gloo"}]
+    [
+        {"kind": "cpu", "label": "main"},
+        {"kind": "gpu", "label": "stream 7"},
+        {"kind": "communication", "label": "gloo"},
+    ]
 )
 
 COMMUNICATION = ("group", "name", "ranks", "type", "peer", "count", "bytes", "micros", "wait_micros")
