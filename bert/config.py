@@ -10,21 +10,13 @@ from utils.training.config import TrainConfig
 
 # Layers, heads, width and feed-forward width of the published models (Devlin et al. 2019, section 3). "tiny"
 # is for tests and keeps the real vocabulary and context.
-PRESETS: dict[str, dict[str, int]] = {
-    "bert-base-uncased": {
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-    },
-    "bert-large-uncased": {
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-    },
-    "tiny": {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 128},
+FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
+SIZES = {
+    "bert-base-uncased": (12, 12, 768, 3072),
+    "bert-large-uncased": (24, 16, 1024, 4096),
+    "tiny": (2, 2, 32, 128),
 }
+PRESETS = {name: dict(zip(FIELDS, sizes, strict=True)) for name, sizes in SIZES.items()}
 
 
 @dataclass
