@@ -22,9 +22,9 @@ def coded(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(values) and values.dtype.kind == "i":
         low, high = int(values.min()), int(values.max())
         if high - low < 4 * len(values):  # without sorting
-            there = np.zeros(high - low + 1, bool)
-            there[values - low] = True
-            return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[values - low]
+            there, place = np.zeros(high - low + 1, bool), values.astype(np.int64) - low
+            there[place] = True
+            return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[place]
     known, index = np.unique(values, return_inverse=True)
     return known, index.reshape(-1)
 
