@@ -158,8 +158,13 @@ class TextTable:
 
 def figures_page(title: str, wrong: Sequence[str], charts: Sequence[str], tables: Sequence[TextTable]) -> str:
     """An HTML page of charts (SVG, well-formed) and tables, below sentences that stand out."""
-    content = {"title": title, "wrong": list(wrong), "charts": list(charts), "made_by": MADE_BY}
-    content["tables"] = [vars(table) for table in tables]
+    content: dict[str, Any] = {
+        "title": title,
+        "wrong": list(wrong),
+        "charts": list(charts),
+        "made_by": MADE_BY,
+        "tables": [vars(table) for table in tables],
+    }
     return make_page("figures", title, content, PackedColumns()).decode()
 
 
