@@ -18,7 +18,8 @@ import numpy as np
 
 from chakra_et.export.perfetto import Event, Slices
 from chakra_et.export.window import Window
-from chakra_et.report.columns import NODE_KINDS
+from chakra_et.report.columns import NODE_KINDS, edge_kinds
+from chakra_et.report.timeline import curves, queues
 from chakra_et.report.times import WHOLE, find_steps
 
 # Kinds that are events of PyTorch's traces; overhead and annotations are not.
@@ -55,11 +56,9 @@ def write_kineto(window: Window, rank: int, file: IO[bytes]) -> None:
     """Write what ``window`` has of ``rank`` as PyTorch's profiler would, compressed."""
     info = {"rank": rank, "world_size": len(window.run.ranks)}
     events = [event for event in _of_rank(window, rank) if event.get("cat") not in OTHERS]
-    own = window.rank == rank
-    first, last = int(window.start_ns[own].min()), int(window.end_ns[own].max())
     main = next(row for row in window.used_rows() if window.rows[row].rank == rank)
     for step in find_steps(window.run):
-        if step.rank == rank and step.name != WHOLE and step.start_ns < last and step.end_ns > first:
+        if step.rank == rank and step.name != WHOLE:
             name = f"ProfilerStep#{step.name}"
             events.append(_span(name, "user_annotation", CPU, main, step.start_ns, step.end_ns, {}))
     document = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}
@@ -80,7 +79,7 @@ def _events(window: Window) -> Iterator[Event]:
             of = int(row[at])
             place = {"pid": process[of], "tid": of, "ts": int(window.start_ns[at]) / 1000}
             yield {"ph": kind, "id": number, "name": window.edge_kind[edge], "cat": "dependency", **place}
-    for curve in window.curves():
+    for curve in (*curves(window.run), *queues(window.run, edge_kinds(window.run))):
         for label, levels in curve.lines().items():
             for time, level in zip(curve.time_ns.tolist(), levels.tolist(), strict=True):
                 place = {"pid": 2 * curve.rank + CPU, "ts": time / 1000}

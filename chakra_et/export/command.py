@@ -1,4 +1,4 @@
-"""``chakra-et export NAME --format …``: a run, or a part of it, for other tools.
+"""``chakra-et export NAME --format …``: a run for other tools.
 
     perfetto     NAME.pftrace: open in https://ui.perfetto.dev
     chrome       NAME_trace.json.gz: chrome://tracing
@@ -7,8 +7,8 @@
     tensorboard  scalars per step and rank, and the trace, in the folder -o
 
 A whole run goes to Perfetto and chrome://tracing as it was recorded, with every level of its call stacks, as
-long as its device traces are there; --nodes, --step and --ranks write the nodes of the .et files instead. The
-run is given as in ``chakra-et report``. Exit status: 0; 2 for arguments or files that can't be used.
+long as its device traces are there; --nodes writes the nodes of the .et files instead. The run is given as in
+``chakra-et report``. Exit status: 0; 2 for arguments or files that can't be used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from chakra_et import cli
 from chakra_et.errors import TraceError
 from chakra_et.export import chrome, publish, recorded, tables
 from chakra_et.export.tables import Table
-from chakra_et.export.window import Window, choose
+from chakra_et.export.window import Window, all_nodes
 from chakra_et.files import atomic_file
 from chakra_et.report.inputs import RunInput, device_traces, find_run
 from chakra_et.report.run import ReportRun, load
@@ -85,8 +85,6 @@ class ExportConfig:
     nodes: bool = field(
         default=False, metadata={"help": "nodes of the .et files in place of recorded slices"}
     )
-    step: str = field(default="", metadata={"help": "only nodes that start in this step"})
-    ranks: str = field(default="", metadata={"help": "only these ranks, such as 0-7,12"})
     allow_missing_ranks: bool = cli.allow_missing_ranks()
 
     def __post_init__(self) -> None:
@@ -129,18 +127,16 @@ def export(config: ExportConfig) -> None:
     if config.output and len(files) == 1:
         paths = dict.fromkeys(files, Path(config.output))
     compress = form in RECORDED and all(path.suffix == ".gz" for path in paths.values())
-    whole = not (config.nodes or config.step or config.ranks)
-    if form in RECORDED and whole and (traces := _recorded_traces(chosen)):
+    if form in RECORDED and not config.nodes and (traces := _recorded_traces(chosen)):
         (path,) = paths.values()
         count = _write(path, compress, partial(RECORDED[form], traces))
         print(f"{count:,} slices of {len(traces)} ranks, as they were recorded")
         return
     run = load(chosen)
-    window = choose(run, config.step, config.ranks)
+    window = all_nodes(run)
     if form == "tensorboard":
         folder = config.output or f"{beside}_tensorboard"
-        traces = {} if config.step else device_traces(chosen)[0]
-        publish.to_tensorboard(window, Path(folder), traces)
+        publish.to_tensorboard(window, Path(folder), device_traces(chosen)[0])
         print(f"{folder}: look at it by `tensorboard --logdir {folder}`")
     else:
         for ending, write in files.items():

@@ -1,4 +1,4 @@
-"""A run as tables, which every data-frame library takes without one being needed, or CSV and Parquet."""
+"""A run as tables, which every data-frame library takes without one being needed; CSV, Parquet, workbooks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from importlib import resources
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from chakra_et.diagnose.rates import KernelClass
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
 from chakra_et.export.window import Window
+from chakra_et.files import atomic_file
 from chakra_et.report import collectives as communication
 from chakra_et.report.columns import (
     COMM_NAMES,
@@ -97,10 +99,6 @@ class Table:
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """The Arrow PyCapsule interface."""
         return self.arrow().__arrow_c_stream__(requested_schema)
-
-    def __dataframe__(self, **options: Any) -> Any:
-        """The older interchange protocol of data frames."""
-        return self.arrow().__dataframe__(**options)
 
 
 def nodes(window: Window) -> Table:
@@ -233,3 +231,38 @@ def write_parquet(table: Table, file: IO[bytes]) -> None:
     except ImportError:
         raise TraceError("parquet needs pyarrow: pip install pyarrow, or choose --format csv") from None
     pyarrow.parquet.write_table(table.arrow(), file)
+
+
+MOST_ROWS = 1_048_000
+"""Of a sheet; Excel takes 1,048,576."""
+_UNSAFE = ("=", "+", "-", "@")
+
+
+def write_workbook(run: ReportRun, headline: list[str], path: Path) -> None:
+    """Write the workbook. Raises ``TraceError`` where openpyxl is not installed."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise TraceError("--xlsx needs openpyxl: pip install 'mosim-llms[excel]'") from None
+    book = openpyxl.Workbook(write_only=True)
+    found = {name: table(run) for name, table in OF_RUN.items()}
+    used = dict.fromkeys(column for table in found.values() for column in table.columns)
+    meaning = [dictionary()[column] for column in used]
+    found = {"summary": Table({"summary": list(headline)})} | found
+    found["columns"] = Table({"column": list(used), "meaning": meaning})
+    for name, table in found.items():
+        sheet = book.create_sheet(name)
+        sheet.freeze_panes = "A2"
+        sheet.append(list(table.columns))
+        for row in list(zip(*table.columns.values(), strict=True))[:MOST_ROWS]:
+            sheet.append([_cell(value) for value in row])
+    with atomic_file(path) as file:
+        book.save(file)
+
+
+def _cell(value: Any) -> Any:
+    """A value that a sheet can hold: a name from a trace is never a formula."""
+    if not isinstance(value, str):
+        return value
+    text = "".join(letter if letter.isprintable() else " " for letter in value)
+    return f"'{text}" if text.startswith(_UNSAFE) else text

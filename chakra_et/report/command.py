@@ -77,7 +77,7 @@ def write_report(config: ReportConfig) -> None:
     found, columns = content(run, traces)
     size = write_page(output, "report", f"{run.name}: report", found, columns)
     if config.xlsx:
-        from chakra_et.export.spreadsheet import write_workbook  # it needs openpyxl
+        from chakra_et.export.tables import write_workbook  # it needs openpyxl
 
         write_workbook(run, found["headline"], Path(config.xlsx))
     _tell(config, with_names(found), output, size)

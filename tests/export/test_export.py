@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.errors import TraceError
 from chakra_et.export.tables import OF_RUN, dictionary, edges, nodes
-from chakra_et.export.window import choose
+from chakra_et.export.window import all_nodes
 from tests.report.made_run import made_run, write_run
 
 
@@ -86,8 +85,6 @@ def test_perfetto_counts_memory(tmp_path: Path) -> None:
         (10_000, 9_000_000), (30_000, 8_000_000), (140_000, 8_000_000), (160_000, 6_000_000),
     ]  # fmt: skip
     assert ("gpu 0 memory reserved", 10_000, 16_000_000) in values
-    only = counter_values(exported(tmp_path, "perfetto", "0.pftrace", "--ranks", "0", memory=True))
-    assert not [name for name, _, _ in only if "memory" in name]
 
 
 def trace_processor() -> str | None:
@@ -120,11 +117,11 @@ def test_chrome_events(tmp_path: Path) -> None:
 
 
 def test_csv_tables(tmp_path: Path) -> None:
-    exported(tmp_path, "csv", "made", "--ranks", "1")
+    exported(tmp_path, "csv", "made")
     with open(tmp_path / "made_nodes.csv", newline="") as file:
         nodes = list(csv.DictReader(file))
-    assert len(nodes) == 7
-    gemm = next(node for node in nodes if node["name"] == "gemm")
+    assert len(nodes) == 14
+    gemm = next(node for node in nodes if node["name"] == "gemm" and node["rank"] == "1")
     assert (gemm["start_ns"], gemm["duration_ns"], gemm["parent"], gemm["on_critical_path"]) == (
         "30000", "90000", "2", "True",
     )  # fmt: skip
@@ -135,7 +132,7 @@ def test_csv_tables(tmp_path: Path) -> None:
 
 def test_parquet_tables(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    exported(tmp_path, "parquet", "made", "--step", "5")
+    exported(tmp_path, "parquet", "made")
     table = parquet.read_table(tmp_path / "made_nodes.parquet").to_pydict()
     assert len(table["id"]) == 14
     assert table["comm_size"].count(1000) == 2
@@ -147,7 +144,7 @@ def test_parquet_tables(tmp_path: Path) -> None:
 
 def test_every_column_is_described_and_every_description_used(tmp_path: Path) -> None:
     run = made_run(tmp_path)
-    found = [nodes(choose(run)), edges(choose(run)), *(table(run) for table in OF_RUN.values())]
+    found = [nodes(all_nodes(run)), edges(all_nodes(run)), *(table(run) for table in OF_RUN.values())]
     assert {name for table in found for name in table.columns} == set(dictionary())
 
 
@@ -163,15 +160,3 @@ def test_a_workbook_has_the_tables(tmp_path: Path) -> None:
     assert "'=1+1" in {row[operators[0].index("name")] for row in operators}, "a name is no formula"
     assert len(list(book["steps"].values)) == 3
     assert ("of_peak", dictionary()["of_peak"]) in set(book["columns"].values)
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ({"step": "9"}, "--step 9: this run has steps 5"),
-        ({"ranks": "7"}, "--ranks 7: this run has ranks 0, 1"),
-    ],
-)
-def test_a_bad_choice_gets_one_sentence(tmp_path: Path, flags: dict, sentence: str) -> None:
-    with pytest.raises(TraceError, match=sentence):
-        choose(made_run(tmp_path), **flags)
