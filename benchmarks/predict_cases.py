@@ -14,16 +14,15 @@ from benchmarks.predict_shard import BLOCKS
 from chakra_et.cost.network_fit import read_model
 from chakra_et.cost.units import parse_bandwidth
 from chakra_et.et.columns import NodeType
+from chakra_et.job.operators import Shape, with_shapes
 from chakra_et.simulate.run import Run
 from chakra_et.transform.accumulation import Accumulate
-from chakra_et.transform.bucket_size import BucketSize
 from chakra_et.transform.changes import Change, Rebuild
-from chakra_et.transform.durations import RankAs, Scale
+from chakra_et.transform.ddp import BucketSize
+from chakra_et.transform.durations import Overlap, RankAs, Scale
 from chakra_et.transform.network import Network
 from chakra_et.transform.operator_times import work_ratios
-from chakra_et.transform.overlap import Overlap
 from chakra_et.transform.scale import Scaling
-from chakra_et.transform.tensor_sizes import Resize
 
 LATENCY_NS = 50_000.0
 """Of a message between two processes on one machine; too short to matter beside buckets of megabytes."""
@@ -44,9 +43,12 @@ def _computing(run: Run) -> float:
 def _by_operations(sizes: Mapping[int, int]) -> Callable[[Run], float]:
     """Predict by scaling the compute time per step with its operations and keeping the communication time."""
 
+    def shape(old: Shape) -> Shape:
+        return tuple(sizes.get(size, size) for size in old)
+
     def scaled(run: Run) -> float:
         trace = run.graph.traces[0]
-        operations, ratio, works_itself = work_ratios(trace, Resize(sizes).text)[:3]
+        operations, ratio, works_itself = work_ratios(trace, lambda text: with_shapes(text, shape))[:3]
         assert trace.inputs is not None
         counted = (operations * works_itself)[trace.inputs.rows]
         return _computing(run) * float((counted * ratio[trace.inputs.rows]).sum() / counted.sum())
@@ -114,15 +116,23 @@ def _shapes(_: Path) -> list[Case]:
     return [
         Case("base", {"bucket_mb": 4}, []),
         Case("nothing", {"bucket_mb": 4}, []),
-        Case("batch × 2", {"bucket_mb": 4, "model": {"batch": 20}}, [Resize(batch)], _by_operations(batch)),
+        Case(
+            "batch × 2",
+            {"bucket_mb": 4, "model": {"batch": 20}},
+            [Scaling(resize=batch, spread=0.0)],
+            _by_operations(batch),
+        ),
         Case(
             "sequence × 2",
             {"bucket_mb": 4, "model": {"sequence": 144}},
-            [Resize(sequence)],
+            [Scaling(resize=sequence, spread=0.0)],
             _by_operations(sequence),
         ),
         Case(
-            "hidden × 1.5", {"bucket_mb": 4, "model": {"hidden": 384}}, [Resize(wide)], _by_operations(wide)
+            "hidden × 1.5",
+            {"bucket_mb": 4, "model": {"hidden": 384}},
+            [Scaling(resize=wide, spread=0.0)],
+            _by_operations(wide),
         ),
     ]
 

@@ -22,7 +22,7 @@ from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError, reason
 from chakra_et.files import read_bytes, read_json
 from chakra_et.job.sets import read_set
-from chakra_et.transform.missing_ranks import filled
+from chakra_et.transform.rank_copies import filled
 
 _FINISHED = re.compile(rb"sys\[(\d+)\] finished, (\d+) cycles")
 TIMES = ("simulated", "measured")

@@ -32,7 +32,7 @@ from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, together
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural, shortened
-from chakra_et.transform.overlap import Overlap
+from chakra_et.transform.durations import Overlap
 
 CAUSE = 0.15
 """From this gain on, a single cause (a slow rank, input data, …) bounds the step; below, a class of work."""

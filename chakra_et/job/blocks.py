@@ -55,7 +55,7 @@ def find_blocks(of_rank: Mapping[int, Operators], where: str) -> dict[int, Block
             [[each.name[row] for row in rows] for each in of_rank.values() for rows in _stretches(each)]
         )
         passes = {rank: _unit_passes(each, unit) for rank, each in of_rank.items()}
-        source, others = "repeated operators", _other_units(of_rank, unit)
+        source, others = "repeated operators", ()
     empty = next((rank for rank, found in passes.items() if not found), None)
     if empty is not None:
         raise TraceError(
@@ -200,20 +200,6 @@ def _other_modules(of_rank: Mapping[int, Operators]) -> tuple[str, ...]:
                 members = set(other[1].values())
                 found[min(members).split("/")[-1].rpartition("_")[0]] = len(members)
     return tuple(f"{count} of {name}" for name, count in found.items())
-
-
-def _other_units(of_rank: Mapping[int, Operators], unit: Sequence[str]) -> tuple[str, ...]:
-    """Whether other operators repeat too, in what is left of the stretches."""
-    left = []
-    for operators in of_rank.values():
-        for rows in _stretches(operators):
-            names = [operators.name[row] for row in rows]
-            text = "\n".join([*names, ""])
-            kept = text.replace("\n".join([*unit, ""]), "").split("\n")[:-1]
-            if len(kept) >= LEAST_SHARE / 2 * len(names):
-                left.append(kept)
-    other = _unit(left) if unit else ()
-    return (f"a sequence of {len(other)} operators from {other[0]}",) if other else ()
 
 
 def _next_top(operators: Operators, row: int) -> int:

@@ -117,6 +117,32 @@ def whole_collectives(operators: Operators, known: Collection[int], held: int) -
             yield row
 
 
+def grown_reductions(
+    operators: Operators, sweeps: Sequence[Sweep], grown: Callable[[Gradient], float]
+) -> dict[int, int]:
+    """The new bytes of collectives of gradients, by row, where a gradient has ``grown`` times its elements:
+    a bucket has the gradients since the launch before its own, other collectives have all of them."""
+    if not sweeps:
+        return {}
+    sizes, ratios = operators.trace.column("comm_size"), {}
+    for sweep in sweeps:
+        begin = -1
+        for collective, launch in sweep.launches:
+            ratios[collective] = _growth(
+                [each for each in sweep.gradients if begin < each.row <= launch] or sweep.gradients, grown
+            )
+            begin = launch
+    every = max((sweep.gradients for sweep in sweeps), key=len)
+    held = sum(math.prod(each.shape) for each in every)
+    ratios |= dict.fromkeys(whole_collectives(operators, ratios, held), _growth(every, grown))
+    return {row: max(round(int(sizes[row]) * ratio), 1) for row, ratio in ratios.items() if ratio != 1}
+
+
+def _growth(gradients: Sequence[Gradient], grown: Callable[[Gradient], float]) -> float:
+    before = sum(each.bytes for each in gradients)
+    return sum(each.bytes * grown(each) for each in gradients) / before if before else 1.0
+
+
 def parameters_of(sweeps: Sequence[Sweep], held: int) -> Parameters:
     """From the backward pass with the most gradients."""
     whole = max(sweeps, key=lambda sweep: len(sweep.gradients))

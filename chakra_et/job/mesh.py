@@ -59,12 +59,13 @@ class Mesh:
 class GroupShape:
     """A group as ``others`` (tensor place, stage) times data-parallel places: ``all`` of them, ``one``, a
     ``block`` of ``size`` neighbours (experts), or every ``size``-th (replicas of an expert), ``data`` one of
-    them."""
+    them. ``at_ends``: of the first and the last stage alone, as the embedding's copies."""
 
     others: tuple[tuple[int, int], ...]
     along: Along
     data: int
     size: int
+    at_ends: bool = False
 
 
 def parse_mesh(text: str, ranks: int) -> Mesh:
@@ -115,22 +116,15 @@ def find_mesh(
     for trace in traces.values():
         described |= dict(described_groups(trace))
     mesh = mesh_of(groups, described, message_distances(traces.values()), world)
-    refuse_unknown_parallelism(where, groups, mesh, traces.values(), "give the mesh, as in --mesh tp2,dp4")
-    return mesh
-
-
-def refuse_unknown_parallelism(
-    where: str, groups: Groups, mesh: Mesh, traces: Iterable[ExecutionTrace], remedy: str
-) -> None:
-    """Raises ``TraceError`` for a group across data-parallel places with collectives in the forward pass:
-    its ranks share work, as in tensor, sequence or expert parallelism, and aren't replicas."""
-    for name, use in forward_uses(traces).items():
+    # What shares work in the forward pass, as tensor, sequence or expert parallelism does, is no replica.
+    for name, use in forward_uses(traces.values()).items():
         shape = shape_of(groups.get(name, []), mesh)
         if shape is not None and shape.along != "one":
             raise TraceError(
                 f"{where}: {use}, so that its ranks share work and aren't data-parallel replicas, and no "
-                f"description says which mesh they make: {remedy}"
+                "description says which mesh they make: give the mesh, as in --mesh tp2,dp4"
             )
+    return mesh
 
 
 def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: set[int], ranks: int) -> Mesh:
@@ -199,25 +193,37 @@ def shape_of(members: Sequence[int], mesh: Mesh) -> GroupShape | None:
 
 
 class ScaledGroups:
-    """The groups of a mesh with other numbers of data-parallel places, numbered in the order of first use.
+    """The groups of a mesh of another size, numbered in the order of first use.
 
-    ``apart``: of a mesh with one data-parallel place, the groups that every replica has for itself.
+    ``apart``: of a mesh with one data-parallel place, the groups that every replica has for itself;
+    ``at_ends``: those of the first and the last stage. Raises ``TraceError`` where the captured groups don't
+    tell the new ones.
     """
 
-    def __init__(self, groups: Groups, old: Mesh, new: Mesh, apart: Collection[str] = ()):
+    def __init__(
+        self,
+        groups: Groups,
+        old: Mesh,
+        new: Mesh,
+        apart: Collection[str] = (),
+        at_ends: Collection[str] = (),
+    ):
         self.old, self.new = old, new
         self.shapes = {name: shape_of(members, old) for name, members in groups.items()}
         for name in apart:
             shape = self.shapes[name]
             self.shapes[name] = None if shape is None else replace(shape, along="one")
         for name, shape in self.shapes.items():
-            stages = len({stage for _, stage in shape.others}) if shape is not None else 1
-            if new.tp != old.tp and shape and len(shape.others) not in (stages, stages * old.tp):
-                raise TraceError(
-                    f"group {name} has some of the {old.tp} tensor-parallel places: --tp can't tell what "
-                    "it has "
-                    "of more"
-                )
+            if shape is None:
+                continue
+            self.shapes[name] = shape = replace(shape, at_ends=name in at_ends)
+            for flag, at, what in (("tp", 0, "tensor-parallel places"), ("pp", 1, "stages")):
+                before, after = getattr(old, flag), getattr(new, flag)
+                count = len({place[at] for place in shape.others})
+                if after != before and count not in (1, before) and not (at and shape.at_ends):
+                    raise TraceError(
+                        f"group {name} has some of the {before} {what}: --{flag} can't tell which of more"
+                    )
         # Groups keep their numbers where the mesh keeps its size.
         kept = groups if old == new else {}
         # Process groups with the same members stay apart: each has an order of its own.
@@ -270,13 +276,17 @@ class ScaledGroups:
         return sorted(self.new.rank(Place(t, d, p)) for t, p in others for d in along)
 
     def _others(self, shape: GroupShape, place: Place) -> Sequence[tuple[int, int]]:
-        """(tensor place, stage) of the members: where tensor parallelism grows, all places or the rank's
-        own."""
-        if self.new.tp == self.old.tp:
+        """(tensor place, stage) of the members: along an axis that grows, all places or the rank's own."""
+        tensors, stages = (list(dict.fromkeys(column)) for column in zip(*shape.others, strict=True))
+        if self.new.tp != self.old.tp:
+            tensors = list(range(self.new.tp)) if len(tensors) == self.old.tp else [place.tensor]
+        elif self.new.pp == self.old.pp:
             return shape.others
-        stages = list(dict.fromkeys(stage for _, stage in shape.others))
-        whole = len(shape.others) == self.old.tp * len(stages)
-        return [(t, p) for p in stages for t in (range(self.new.tp) if whole else [place.tensor])]
+        if self.new.pp != self.old.pp and shape.at_ends:
+            stages = [0, self.new.pp - 1]
+        elif self.new.pp != self.old.pp:
+            stages = list(range(self.new.pp)) if len(stages) == self.old.pp > 1 else [place.stage]
+        return [(t, p) for p in stages for t in tensors]
 
     def all(self) -> Groups:
         """Number → ranks, of the groups that were asked for."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -74,10 +74,8 @@ class PredictConfig:
     bucket_mb: float | None = _option(
         "DDP's bucket_cap_mb: gradients are all-reduced in buckets of as many MiB", group="distribution"
     )
-    accumulate: tuple[str, ...] = _option(
-        "forward and backward passes for each step of the optimizer; 4 each: reduced after each of 4",
-        (),
-        group="distribution",
+    accumulate: int | None = _option(
+        "forward and backward passes for each step of the optimizer", group="distribution"
     )
     shard: Literal["fsdp2"] | None = _option(
         "fsdp2: a run of DDP as fully_shard on each repeated block would run", group="distribution"
@@ -117,6 +115,8 @@ class PredictConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MOST_RANKS:
                 raise ValueError(f"--{name} {value}: use 1 to {_MOST_RANKS:,}")
+        if self.accumulate is not None and not 2 <= self.accumulate <= _MOST_RANKS:
+            raise ValueError(f"--accumulate {self.accumulate}: use 2 to {_MOST_RANKS:,} passes")
         if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
             raise ValueError(f"--bucket-mb {self.bucket_mb:g}: use a size above 0")
         if self.shard and (self.bucket_mb is not None or self.accumulate):
@@ -131,12 +131,14 @@ class PredictConfig:
 
     def scaling(self, network: NetworkModel | None) -> Scaling | None:
         """What ``chakra-et scale`` makes too; None where nothing of it is asked for."""
-        if not any((self.layers, self.batch, self.seq, self.dp, self.tp, self.pp)):
+        if not any((self.layers, self.batch, self.seq, self.resize, self.dp, self.tp, self.pp)):
             return None
         from chakra_et.transform.scale import Scaling
+        from chakra_et.transform.tensors import parse_sizes
 
         names = ("dp", "tp", "pp", "layers", "batch", "seq", "mesh", "bucket_mb")
-        return Scaling(spread=0.0, network=network, **{name: getattr(self, name) for name in names})
+        known = {name: getattr(self, name) for name in names}
+        return Scaling(spread=0.0, network=network, resize=parse_sizes(self.resize), **known)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,7 +189,7 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
             rates[0] if len(rates) == 2 else None,
         )
         found.append(network)
-    elif model and not any((config.scaling(model), config.resize, config.bucket_mb, config.shard)):
+    elif model and not any((config.scaling(model), config.bucket_mb, config.shard)):
         raise TraceError("--network describes the present network: add what changes, such as --bandwidth")
     return found
 
@@ -196,14 +198,10 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
     """All what-ifs but the network, those that change nodes or their sizes first; ``alone``: the run has one
     rank. Each is imported where it is asked for, so that a prediction loads little."""
     found: list[Change | Rebuild] = []
-    if config.resize:
-        from chakra_et.transform.tensor_sizes import parse_resize
-
-        found.append(replace(parse_resize(config.resize), model=model))
     if scaling := config.scaling(model):
         found.append(scaling)
     if config.bucket_mb and not (config.dp and alone):
-        from chakra_et.transform.bucket_size import BucketSize
+        from chakra_et.transform.ddp import BucketSize
 
         found.append(BucketSize(config.bucket_mb, model=model))
     if config.shard:
@@ -211,9 +209,9 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
 
         found.append(Shard(model))
     if config.accumulate:
-        from chakra_et.transform.accumulation import parse_accumulate
+        from chakra_et.transform.accumulation import Accumulate
 
-        found.append(parse_accumulate(config.accumulate))
+        found.append(Accumulate(config.accumulate))
     if config.gpu:
         from chakra_et.predict.gpu import parse_gpu
 
@@ -225,7 +223,7 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
         found += [] if config.gpu_kernels is None else [durations.GpuKernels(config.gpu_kernels)]
         found += [durations.parse_rank(config.rank)] if config.rank else []
     if config.overlap:
-        from chakra_et.transform.overlap import Overlap
+        from chakra_et.transform.durations import Overlap
 
         found.append(Overlap(config.overlap == "on"))
     return found

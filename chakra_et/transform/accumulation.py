@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,14 +22,12 @@ FLAG = "--accumulate"
 @dataclass(frozen=True)
 class Accumulate:
     """Each step runs its forward and backward pass ``times`` times, on batches of the same size, and the
-    optimizer once. ``reduce_each``: gradients are all-reduced after each pass, as without DDP's no_sync().
-
-    Passes without reduction lack the copies to buckets and back and their all-reduces. From the second pass
+    optimizer once. Gradients are all-reduced after the last pass alone, as with DDP's no_sync(): passes
+    without reduction lack the copies to buckets and back and their all-reduces. From the second pass
     on each gradient is added to the sum of those before, at the run's rate for elementwise operators.
     """
 
     times: int
-    reduce_each: bool = False
 
     def rebuild(self, run: Run) -> Run:
         traces, added, on_device = [], 0, 0
@@ -43,9 +40,8 @@ class Accumulate:
                 made = insert(made, np.zeros(len(made), bool), additions)
                 added += len(additions)
             traces.append(made)
-        reduced = "each pass" if self.reduce_each else "the last pass alone"
         done = plural(len(steps), "step")
-        notes = [f"{FLAG} {self.times}: {done} of {self.times} passes, reduced after {reduced}"]
+        notes = [f"{FLAG} {self.times}: {done} of {self.times} passes, reduced after the last pass alone"]
         if added:
             notes.append(
                 f"{FLAG}: {added:,} additions of gradients are assumed, at the rate of elementwise operators"
@@ -62,7 +58,7 @@ class Accumulate:
         """The trace with more passes, and the additions of gradients from the second pass on."""
         lane, launcher, rate = lanes(trace), _launchers(trace), Elementwise(trace)
         of_optimizer, row_of = in_phase(trace, b"optimizer"), np.arange(len(trace))
-        left_out = np.zeros(len(trace), bool) if self.reduce_each else reduction(trace, steps)
+        left_out = reduction(trace, steps)
         rows: list[int] = []
         more: list[tuple[int, int]] = []
         additions: list[New] = []
@@ -72,8 +68,6 @@ class Accumulate:
                 [row for g in step.gradients for row in g.rows]
                 + [row for b in step.buckets for row in b.launch]
             )
-            if self.reduce_each:
-                last = max([last, *(g.back for g in step.gradients)])
             inside = (launcher > step.begin) & (launcher <= last) & (row_of < step.end) & ~of_optimizer
             part = np.flatnonzero(inside)
             _refuse_others(trace, rank, step, part)
@@ -97,17 +91,6 @@ class Accumulate:
                     additions.append(New(at, at, rate.micros(3 * gradient.size, 1), "aten::add_"))
         rows += range(done, len(trace))
         return arrange(trace, np.array(rows), more=more), additions
-
-
-def parse_accumulate(words: Sequence[str]) -> Accumulate:
-    """``4`` or ``4 each``. Raises ``ValueError``."""
-    count = words[0] if words else ""
-    if not count.isdecimal() or not 2 <= int(count) <= 1024 or list(words[1:]) not in ([], ["each"]):
-        raise ValueError(
-            f"{FLAG} {' '.join(words)}: write the number of passes, from 2 to 1024, and each if all are "
-            f"reduced: 4 each"
-        )
-    return Accumulate(int(count), len(words) > 1)
 
 
 def _refuse_others(trace: ExecutionTrace, rank: int, step: Backward, part: np.ndarray) -> None:

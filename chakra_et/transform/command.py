@@ -7,19 +7,35 @@ of collectives are those of its place. Exit status: 0; 2 for arguments or files 
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from chakra_et import text
 from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.cost.network_fit import read_model
-from chakra_et.job.sets import read_set
-from chakra_et.names import run_at
-from chakra_et.transform.missing_ranks import filled
-from chakra_et.transform.scale import Scaling
-from chakra_et.transform.scaled_files import write_scaled
+from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import with_metadata
+from chakra_et.et.record import commit
+from chakra_et.files import scratch_folder, write_json
+from chakra_et.job.sets import InputSet, read_set
+from chakra_et.names import RunFiles, run_at
+from chakra_et.simulate.run import Run, make_run
+from chakra_et.transform.contention import Slowdown, find_slowdown
+from chakra_et.transform.rank_copies import filled
+from chakra_et.transform.scale import Scaled, Scaling, scaled
+from chakra_et.transform.tensors import parse_sizes
+
+MOST_SLOWED = 4_000_000
+"""Nodes of all ranks up to which the slowdown beside gloo's transfers is computed."""
 
 
 def _option(help: str, default: Any = "", **metadata: Any) -> Any:
@@ -35,6 +51,9 @@ class ScaleConfig:
     layers: str = _option("repeated blocks of the new model: a number, or a factor as 2x")
     batch: str = _option("sequences of a rank in one pass: a number, or 2x")
     seq: str = _option("tokens of a sequence: a number, or 2x")
+    resize: tuple[str, ...] = _option(
+        "dimensions of tensors: 10=20 720=1440 for twice a batch of 10", (), metavar="OLD=NEW"
+    )
     output: str = _option("the new set (as NAME-dp64 beside the captured one)", short="-o")
     tp: int | None = _option("tensor-parallel ranks: as captured", None)
     pp: int | None = _option("pipeline stages: as captured", None)
@@ -54,8 +73,9 @@ class ScaleConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be 1 or more, not {value}")
+        parse_sizes(self.resize)
         if not self.changes:
-            raise ValueError("give what is to change: --dp, --tp, --pp, --layers, --batch or --seq")
+            raise ValueError("give what is to change: --dp, --tp, --pp, --layers, --batch, --seq or --resize")
         if self.spread is not None and not 0 <= self.spread <= 1:
             raise ValueError(f"--spread must be from 0 to 1, not {self.spread}")
 
@@ -63,7 +83,8 @@ class ScaleConfig:
     def changes(self) -> str:
         """What is appended to the name: ``-dp64-layers2x``."""
         given = {name: getattr(self, name) for name in ("dp", "tp", "pp", "layers", "batch", "seq")}
-        return "".join(f"-{name}{value}" for name, value in given.items() if value)
+        sizes = "-".join(("resize", *self.resize)) if self.resize else ""
+        return "".join(f"-{name}{value}" for name, value in given.items() if value) + sizes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = read_set(config.name, config.allow_missing_ranks or config.fill)
     run = run_at(config.output or str(found.run.folder / f"{found.name}{config.changes}"))
     known = {name: getattr(config, name) for name in Scaling.__dataclass_fields__ if hasattr(config, name)}
+    known["resize"] = parse_sizes(config.resize)
     known["network"] = read_model(config.network) if config.network else None
     with tempfile.TemporaryDirectory() as scratch:
         if config.fill and found.missing:
@@ -82,3 +104,111 @@ def main(argv: Sequence[str] | None = None) -> int:
     prefix = run.folder / run.name
     print(f"{prefix}.0.et … {prefix}.{ranks - 1}.et: {files} different files, the rest hard links")
     return 0
+
+
+def write_scaled(
+    found: InputSet, wanted: Scaling, target: RunFiles, say: Callable[[str], None]
+) -> tuple[int, int]:
+    """Write the scaled set; its ranks, and how many files differ, the rest being hard links to them. ``say``
+    gets its notes before. Raises ``TraceError``, with nothing written, where it can't be made."""
+    run = captured_run(found)
+    if target.et_files():
+        raise TraceError(
+            f"{target.folder / target.name}: there are files of that name: choose another -o, or remove them"
+        )
+    slowdown = find_slowdown(run)
+    made = scaled(slowdown.without(run) if slowdown else run, wanted, found.manifest)
+    notes = [*found.notes, *made.notes]
+    target.folder.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(target.folder / target.name) as scratch:
+        inner = RunFiles(scratch, target.name)
+        ranks: Iterable[tuple[int, object, ExecutionTrace | None]] = made
+        slowed = None
+        if slowdown:
+            slowed, note = _slowed(run, made, slowdown)
+            ranks, notes = slowed or ranks, [*notes, note]
+        notes.append(_about_files(found, run, made, slowed is not None, scratch))
+        for note in notes:
+            say(note)
+        files: dict[object, Path] = {}
+        for rank, key, trace in ranks:
+            path = inner.et_file(rank)
+            if trace is None:
+                os.link(files[key], path)
+            else:
+                et_file.write(path, trace)
+                files[key] = path
+        write_json(inner.groups_file, made.groups.all())
+        source = str(found.run.folder / found.name)
+        record = {
+            "scaled_from": source,
+            "captured": {"tp": made.old.tp, "dp": made.old.dp, "pp": made.old.pp},
+            "mesh": {"tp": made.new.tp, "dp": made.new.dp, "pp": made.new.pp},
+            **{
+                name: getattr(wanted, name) or None
+                for name in ("layers", "batch", "seq", "resize", "topology")
+            },
+            "seed": wanted.seed,
+            "different_files": len(files),
+            "notes": notes,
+        }
+        write_json(inner.folder / f"{target.name}_scaled.json", record)
+        commit(scratch, target, made.new.ranks, {"scaled_from": source})
+    return made.new.ranks, len(files)
+
+
+def _about_files(found: InputSet, run: Run, made: Scaled, apart: bool, folder: Path) -> str:
+    """How many files differ, in what, and what they take on the disk; ``apart``: each rank has its own.
+    Raises ``TraceError`` where ``folder`` hasn't room for them."""
+    nodes = dict(zip(run.graph.ranks, map(len, run.graph.traces), strict=True))
+    size_of = {
+        source: found.files[made.origin[source]].stat().st_size * len(trace) / nodes[made.origin[source]]
+        for source, trace in made.plain.items()
+    }
+    files = made.copies if apart else list(set(made.copies))
+    size, free = sum(size_of[copy.source] for copy in files), shutil.disk_usage(folder).free
+    if size > free:
+        raise TraceError(
+            f"{found.name}: the new set takes about {text.size(size)}, and {folder.parent} has "
+            f"{text.size(free)}: choose another -o, or fewer --variants"
+        )
+    work = len({(copy.source, copy.variant) for copy in files})
+    note = f"{len(files):,} of {made.new.ranks:,} files differ, about {text.size(size)}"
+    if work < len(files) and not apart:
+        note += (
+            f": {work:,} in their work, the others in the ranks and groups that they communicate with alone"
+        )
+    return note
+
+
+def _slowed(
+    run: Run, made: Scaled, slowdown: Slowdown
+) -> tuple[list[tuple[int, object, ExecutionTrace | None]] | None, str]:
+    """The ranks as gloo's threads slow them beside the new transfers, which ``predict`` takes into account
+    too; None for more nodes than are computed together."""
+    count = sum(map(len, made.plain.values())) * made.new.ranks // len(made.plain)
+    if count > MOST_SLOWED:
+        return None, (
+            f"gloo's threads slow operators beside its transfers by {slowdown.part:.0%} in the capture: not "
+            f"computed for more than {MOST_SLOWED:,} nodes, so that operators take what they take alone"
+        )
+    whole = made.as_run(run)
+    own = whole.graph.scatter(slowdown.within(whole, whole.measured).own_ns)
+    found: list[tuple[int, object, ExecutionTrace | None]] = []
+    for rank, trace, ns in zip(whole.graph.ranks, whole.graph.traces, own, strict=True):
+        computes = trace.types < NodeType.COMM_SEND
+        micros = np.where(computes, np.rint(ns / 1000), trace.duration_micros).astype(np.uint64)
+        found.append((rank, rank, replace(with_metadata(trace, rank=None), duration_micros=micros)))
+    return found, (
+        f"gloo's threads take {slowdown.part:.0%} of the time in which operators run beside its transfers, "
+        "by the same operators alone: in the new set, too"
+    )
+
+
+def captured_run(found: InputSet) -> Run:
+    """A set of files as a run. Raises ``TraceError`` where the group file is missing."""
+    traces = {rank: et_file.read(path) for rank, path in found.files.items()}
+    grouped = any("pg_name" in each.attributes for each in traces.values())
+    if not found.groups and (found.world > 1 or grouped):
+        raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
+    return make_run(found.name, list(traces.values()), list(traces), found.groups)

@@ -36,6 +36,12 @@ from chakra_et.transform.tensors import wanted
 from chakra_et.transform.unroll import Draft, drafted, finished
 
 _MOST_LAYERS = 4096
+_REDUCED = {
+    "by rule": "the buckets of {:,} backward passes were filled anew by DDP's rule",
+    "by bytes": "the buckets of {:,} backward passes keep their number, and have the bytes of the gradients "
+    "before each",
+    "whole": "{:,} collectives of all gradients grew with the elements",
+}
 
 
 def with_layers(ranks: RankTraces, layers: str) -> RankTraces:
@@ -76,16 +82,8 @@ def with_layers(ranks: RankTraces, layers: str) -> RankTraces:
             f"{found['before']:,}; optimizer, norm and copies of gradients follow the elements, or the "
             "number of parameters where each has a call of its own"
         )
-    if found["by rule"]:
-        notes.append(f"the buckets of {found['by rule']:,} backward passes were filled anew by DDP's rule")
-    if found["by bytes"]:
-        notes.append(
-            f"the buckets of {found['by bytes']:,} backward passes keep their number, and have the bytes of "
-            "the gradients before each"
-        )
-    if found["whole"]:
-        notes.append(f"{found['whole']:,} collectives of all gradients grew with the elements")
-    if found["before"] != found["after"] and not any(found[of] for of in ("by rule", "by bytes", "whole")):
+    notes += [text.format(found[which]) for which, text in _REDUCED.items() if found[which]]
+    if found["before"] != found["after"] and not any(found[which] for which in _REDUCED):
         notes.append("no collective of gradients was recognised: communication outside of blocks stays")
     return ranks.with_traces(traces, rows, *notes)
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from chakra_et.cost.collectives import collective_time, message_time
 from chakra_et.cost.topology import Topology
+from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import (
     communicates,
@@ -21,12 +24,12 @@ from chakra_et.et.node_attributes import (
     set_texts,
     texts,
     with_metadata,
+    without,
 )
-from chakra_et.job.mesh import Mesh, Place, ScaledGroups
-from chakra_et.simulate.joint import build_graph
-from chakra_et.simulate.matching import match
+from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
+from chakra_et.job.sets import InputSet
 from chakra_et.simulate.measured_steps import step_rows
-from chakra_et.simulate.timing import timing
+from chakra_et.simulate.run import Run, make_run
 
 SHARDED = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)
 """Collectives whose ``comm_size`` is a rank's shard of a whole that keeps its size."""
@@ -38,21 +41,17 @@ KINDS = ("operator", "kernel", "host-overhead", "device-overhead")
 """Of the attribute ``kind``: what varies on its own; all other nodes together are one kind more."""
 
 
-def transfers(
-    traces: Mapping[int, ExecutionTrace], groups: Mapping[str, Sequence[int]]
-) -> dict[int, np.ndarray]:
+def transfers(run: Run) -> dict[int, np.ndarray]:
     """How long each node lasts once its partners are there, by rank, float64[N] µs.
 
     The members of a collective end together: what it takes is their median. Other nodes last as recorded.
     """
-    graph = build_graph(list(traces.values()), list(traces))
-    matching = match(graph, groups)
-    transfer = timing(graph, matching).transfer_ns
-    lasting = (graph.duration_ns if transfer is None else transfer).astype(np.float64)
-    for nodes in matching.members:
+    transfer = run.timing.transfer_ns
+    lasting = (run.graph.duration_ns if transfer is None else transfer).astype(np.float64)
+    for nodes in run.members:
         lasting[nodes] = np.median(lasting[nodes])
-    of_rank = graph.scatter(np.rint(lasting).astype(np.int64).tolist())
-    return {rank: column / 1000 for rank, column in zip(traces, of_rank, strict=True)}
+    of_rank = run.graph.scatter(np.rint(lasting).astype(np.int64).tolist())
+    return {rank: column / 1000 for rank, column in zip(run.graph.ranks, of_rank, strict=True)}
 
 
 def without_waiting(trace: ExecutionTrace, lasting: np.ndarray) -> ExecutionTrace:
@@ -251,3 +250,49 @@ def drawn_factors(
         drawn = np.exp(generator.normal(-(sigma**2) / 2, sigma, steps))[:, None]
     factors: np.ndarray = drawn / measured[own]
     return factors
+
+
+def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) -> tuple[InputSet, str]:
+    """The set with its missing ranks written into ``folder``, and a sentence about them.
+
+    A missing rank is a copy of the nearest rank of its stage and tensor-parallel place, with its own groups
+    and peers, and with compute times that vary as measured. Raises ``TraceError`` where there is no such
+    rank.
+    """
+    traces = {rank: et_file.read(path) for rank, path in found.files.items()}
+    mesh = find_mesh(found.name, found.groups, found.manifest, traces, found.world, mesh_text)
+    groups = ScaledGroups(found.groups, mesh, mesh)
+    lasting = transfers(make_run(found.name, list(traces.values()), list(traces), found.groups))
+    generator = np.random.default_rng(seed)
+    files, spreads = dict(found.files), []
+    places = {rank: mesh.place(rank) for rank in range(found.world)}
+    for rank in found.missing:
+        place = places[rank]
+        alike = [
+            other
+            for other in traces
+            if (places[other].tensor, places[other].stage) == (place.tensor, place.stage)
+        ]
+        if not alike:
+            raise TraceError(
+                f"{found.name}: rank {rank} can't be made: no rank with tensor-parallel place {place.tensor} "
+                f"and stage {place.stage} is there ({mesh}); convert one of them, use --mesh, or --trim"
+            )
+        source = min(alike, key=lambda other: (abs(places[other].data - place.data), other))
+        busy = [compute_micros(traces[other]) for other in alike]
+        spreads.append(relative_spread(busy))
+        plain = without_waiting(traces[source], lasting[source])
+        # What the rank sent to each other one isn't known.
+        plain = without(plain, ("comm_in_split", "comm_out_split"), np.ones(len(plain), bool))
+        names = names_in(traces[source], groups, place)
+        peers = peers_in(traces[source], mesh, mesh, places[source], place)
+        factors = drawn_factors(generator, busy, alike.index(source), None)
+        copy = varied(relabelled(plain, names, peers, mesh.ranks), step_of(traces[source]), factors)
+        files[rank] = folder / f"{found.name}.{rank}.et"
+        et_file.write(files[rank], copy)
+    step = (
+        f"{found.lacks} and were made from ranks of the same stage (--fill, mesh {mesh}); their compute "
+        f"times vary by {100 * max(spreads, default=0):.2f}% per step, as measured (seed {seed})"
+    )
+    whole = replace(found, files=dict(sorted(files.items())), groups={**found.groups, **groups.all()})
+    return whole, step

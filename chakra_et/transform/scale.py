@@ -9,7 +9,7 @@ who waits for whom.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,15 +18,15 @@ from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.cost.topology import Topology
 from chakra_et.cost.topology_text import read_topology
 from chakra_et.errors import TraceError
-from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import texts, with_metadata
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
-from chakra_et.job.sets import Groups, InputSet
+from chakra_et.job.sets import Groups
 from chakra_et.names import run_at
-from chakra_et.simulate.run import Run, make_run
+from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, RankTraces, as_run
+from chakra_et.transform.layers import with_layers
 from chakra_et.transform.network import collective_samples, find_communication
 from chakra_et.transform.rank_copies import (
     EVERY,
@@ -43,6 +43,9 @@ from chakra_et.transform.rank_copies import (
     with_members,
     without_waiting,
 )
+from chakra_et.transform.reductions import with_reductions
+from chakra_et.transform.stages import with_stages
+from chakra_et.transform.tensors import with_dimensions, with_shards, with_tokens
 
 MOST_RANKS = 1 << 17
 
@@ -52,11 +55,11 @@ class Scaling:
     """The run at another size, as ``chakra-et scale`` writes it.
 
     ``dp``, ``tp``, ``pp``: degrees that are wanted, None for those captured. ``layers``, ``batch``, ``seq``:
-    ``8`` or ``2x``, "" for what was captured. ``topology``: text, "" for the times of the capture.
-    ``mesh``: the captured one, "" for what the groups show. ``spread``: of compute times, None for the
-    measured one, 0 for none. ``variants``: different draws per captured rank. ``network``: the one of the
-    capture, None: fitted to it. ``bucket_mb``: DDP's bucket_cap_mb where reductions are put in, None for its
-    default."""
+    ``8`` or ``2x``, "" for what was captured. ``resize``: sizes of dimensions, old → new. ``topology``:
+    text, "" for the times of the capture. ``mesh``: the captured one, "" for what the groups show.
+    ``spread``: of compute times, None for the measured one, 0 for none. ``variants``: different draws per
+    captured rank. ``network``: the one of the capture, None: fitted to it. ``bucket_mb``: DDP's bucket_cap_mb
+    where reductions are put in, None for its default."""
 
     dp: int | None = None
     tp: int | None = None
@@ -64,6 +67,7 @@ class Scaling:
     layers: str = ""
     batch: str = ""
     seq: str = ""
+    resize: Mapping[int, int] = field(default_factory=dict, hash=False)
     topology: str = ""
     mesh: str = ""
     seed: int = 0
@@ -83,13 +87,12 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
     network that fits the run's own (``CollectiveTimes``), or by ``wanted.topology``.
     """
     captured = dict(zip(run.graph.ranks, run.graph.traces, strict=True))
-    world = _whole_world(run)
+    name, world = run_at(run.name).name, _whole_world(run)
     own = {name: list(members) for name, members in run.comm_groups.items()}
     unlisted = {name for trace in captured.values() for name in texts(trace, "pg_name")[0]} - own.keys()
     own |= {name: list(range(world)) for name in unlisted}
-    old = find_mesh(run.name, own, manifest, captured, world, wanted.mesh)
+    old = find_mesh(name, own, manifest, captured, world, wanted.mesh)
     new = _new_mesh(old, wanted)
-    name = run_at(run.name).name
     topology = read_topology(wanted.topology, new.ranks) if wanted.topology else None
     timed_ones = any(each.ns > 0 for each in collective_samples(find_communication(run)))
     times = CollectiveTimes(run, wanted.network) if wanted.network or timed_ones else None
@@ -106,12 +109,12 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
     notes.append(f"the captured mesh is {old} (--mesh where it is another), the new one {new}")
     if topology is not None:
         notes += [f"communication lasts what the topology makes it: {topology.name}", *topology.notes]
-    elif times is not None and (new != old or wanted.layers or wanted.batch or wanted.seq):
+    elif times is not None and (new != old or wanted.layers or wanted.batch or wanted.seq or wanted.resize):
         notes.append(
             "communication of other numbers of ranks or bytes lasts what a ring does on the network of "
             f"{times.model.describe()}"
         )
-    lasting = transfers(captured, own)
+    lasting = transfers(run)
     plain = {rank: without_waiting(trace, lasting[rank]) for rank, trace in captured.items()}
     source = {rank: np.arange(len(trace)) for rank, trace in captured.items()}
     ranks = RankTraces(
@@ -124,26 +127,17 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
         retime=_retime(times, own, old.ranks),
         notes=tuple(notes),
     )
-    # Each is imported where it is asked for, so that a prediction loads little.
+    if wanted.resize:
+        ranks = with_dimensions(ranks, wanted.resize)
     if wanted.batch or wanted.seq:
-        from chakra_et.transform.tensors import with_tokens
-
         ranks = with_tokens(ranks, wanted.batch, wanted.seq)
     if wanted.layers:
-        from chakra_et.transform.layers import with_layers
-
         ranks = with_layers(ranks, wanted.layers)
     if new.pp != old.pp:
-        from chakra_et.transform.stages import with_stages
-
         ranks = with_stages(ranks, new.pp)
     if new.tp != old.tp:
-        from chakra_et.transform.tensors import with_shards
-
         ranks = with_shards(ranks, new.tp)
     if old.dp == 1 < new.dp:
-        from chakra_et.transform.reductions import with_reductions
-
         ranks = with_reductions(ranks, wanted.bucket_mb)
     return Scaled(old, new, ranks, captured, topology, times, wanted)
 
@@ -155,8 +149,8 @@ def _whole_world(run: Run) -> int:
     missing = sorted(set(range(world)) - ranks)
     if missing:
         raise TraceError(
-            f"{run.name}: {len(missing)} of {world} ranks have no file, rank {missing[0]} for one: "
-            "convert them (chakra-et scale --fill makes them from their like)"
+            f"{run_at(run.name).name}: {len(missing)} of {world} ranks have no file, rank {missing[0]} for "
+            "one: convert them (chakra-et scale --fill makes them from their like)"
         )
     return world
 
@@ -191,11 +185,24 @@ def _retime(times: CollectiveTimes | None, groups: Groups, world: int) -> Retime
 
     def micros(kind: CollectiveType, before: int, after: int, group: str, taken: float) -> float:
         count = len(groups.get(group, ())) or world
-        if times is None or count < 2:
-            return taken * after / before
-        return taken * times.model.change(kind, (before, count), (after, count))
+        return _changed(times, kind, (before, count), (after, count), taken)
 
     return micros
+
+
+def _changed(
+    times: CollectiveTimes | None,
+    kind: CollectiveType,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    taken: float,
+) -> float:
+    """What a collective takes of other (bytes, members) than it had, µs."""
+    if old == new:
+        return taken
+    if times is None or max(old[1], new[1]) < 2:
+        return taken * new[0] / max(old[0], 1)
+    return times.micros(kind, *new) if old[1] < 2 else taken * times.model.change(kind, old, new)
 
 
 class Copy(NamedTuple):
@@ -290,11 +297,7 @@ class Scaled:
 
         def lasting(kind: CollectiveType, before: int, size: int, group: str, micros: float) -> float:
             old, new = members[group]
-            if self.times is None or old == new:
-                return micros
-            if old < 2:
-                return self.times.micros(kind, size, new)
-            return micros * self.times.model.change(kind, (before, old), (size, new))
+            return _changed(self.times, kind, (before, old), (size, new), micros)
 
         trace = with_members(self.plain[source], members, lasting)
         if variant >= 0:
@@ -313,12 +316,3 @@ class Scaled:
                 of_key[key] = trace
             traces.append(with_metadata(of_key[key], rank=rank))
         return as_run(run, traces, self.notes, range(self.new.ranks), self.groups.all())
-
-
-def captured_run(found: InputSet) -> Run:
-    """A set of files as a run. Raises ``TraceError`` where the group file is missing."""
-    traces = {rank: et_file.read(path) for rank, path in found.files.items()}
-    grouped = any("pg_name" in each.attributes for each in traces.values())
-    if not found.groups and (found.world > 1 or grouped):
-        raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
-    return make_run(found.name, list(traces.values()), list(traces), found.groups)

@@ -21,14 +21,13 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts
 from chakra_et.job.blocks import Blocks, find_blocks
-from chakra_et.job.gradients import Retime, elements, sweeps_of, whole_collectives
-from chakra_et.job.mesh import Mesh, Place
+from chakra_et.job.gradients import Retime, elements, grown_reductions, sweeps_of
+from chakra_et.job.mesh import Mesh, Place, ScaledGroups
 from chakra_et.job.operators import Operators
 from chakra_et.job.passes import one_f_one_b, segments_of
-from chakra_et.job.sets import Groups
 from chakra_et.transform.changes import RankTraces
 from chakra_et.transform.layers import parameter_factors, stage_blocks
-from chakra_et.transform.rank_copies import relabelled
+from chakra_et.transform.rank_copies import names_in, relabelled
 from chakra_et.transform.unroll import Draft, drafted, finished
 
 _MESSAGES = (NodeType.COMM_SEND, NodeType.COMM_RECV)
@@ -44,7 +43,11 @@ def with_stages(ranks: RankTraces, stages: int) -> RankTraces:
     of_rank = ranks.operators()
     blocks = find_blocks(of_rank, where)
     held = stage_blocks(blocks, old, where)
-    groups = _Groups(ranks, mesh)
+    at_ends: set[str] = set()
+    for trace in ranks.traces.values():
+        table, index = texts(trace, "pg_name")
+        at_ends |= {table[at] for at in index[(index >= 0) & _of_embedding(trace)].tolist()}
+    groups = ScaledGroups(ranks.groups, old, mesh, at_ends=at_ends)
     traces: dict[int, ExecutionTrace] = {}
     origin: dict[int, int] = {}
     source: dict[int, np.ndarray] = {}
@@ -54,7 +57,7 @@ def with_stages(ranks: RankTraces, stages: int) -> RankTraces:
             place = old.place(rank)._replace(stage=old.place(rank).stage * parts + at)
             own = mesh.rank(place)
             cut, rows = splitter.made(at, place, mesh, ranks.retime)
-            traces[own] = relabelled(cut, groups.of(texts(cut, "pg_name")[0], place), {}, mesh.ranks)
+            traces[own] = relabelled(cut, names_in(cut, groups, place), {}, mesh.ranks)
             source[own], origin[own] = ranks.source[rank][rows], ranks.origin[rank]
     note = (
         f"the {old.pp} captured pipeline stages of {', '.join(map(str, held))} repeated blocks became "
@@ -63,42 +66,6 @@ def with_stages(ranks: RankTraces, stages: int) -> RankTraces:
     )
     changed = replace(ranks, mesh=mesh, groups=groups.all(), origin=origin, source=source)
     return changed.with_traces(dict(sorted(traces.items())), {}, note)
-
-
-class _Groups:
-    """The groups of a mesh whose stages become several."""
-
-    def __init__(self, ranks: RankTraces, new: Mesh):
-        self.groups, self.old, self.new = ranks.groups, ranks.mesh, new
-        self.numbers: dict[tuple[tuple[int, ...], str], str] = {}
-        self.at_ends: set[str] = set()
-        for trace in ranks.traces.values():
-            table, index = texts(trace, "pg_name")
-            self.at_ends |= {table[at] for at in index[(index >= 0) & _of_embedding(trace)].tolist()}
-
-    def of(self, used: Sequence[str], place: Place) -> dict[str, str]:
-        """Captured group → the one that stands for it on the rank at ``place`` of the new mesh."""
-        return {name: self._number(name, place) for name in used if name in self.groups}
-
-    def _number(self, name: str, place: Place) -> str:
-        places = [self.old.place(rank) for rank in self.groups[name]]
-        held = {each.stage for each in places}
-        if len(held) == 1:
-            stages = [place.stage]
-        elif name in self.at_ends:
-            stages = [0, self.new.pp - 1]
-        elif len(held) == self.old.pp:
-            stages = list(range(self.new.pp))
-        else:
-            raise TraceError(
-                f"group {name} has some of the {self.old.pp} stages: --pp can't tell which of more"
-            )
-        others = {each[:2] for each in places}
-        members = tuple(sorted(self.new.rank(Place(t, d, p)) for t, d in others for p in stages))
-        return self.numbers.setdefault((members, name), str(len(self.numbers) + 1))
-
-    def all(self) -> Groups:
-        return {number: list(members) for (members, _), number in self.numbers.items()}
 
 
 def _of_embedding(trace: ExecutionTrace) -> np.ndarray:
@@ -169,13 +136,8 @@ class _Splitter:
             (one, two) for one, two in draft.across if kept[one] and kept[two] and when[one] <= when[two]
         ]
         self._put_messages(draft, when, place, mesh)
-        if ratio != 1:  # collectives of gradients follow the elements
-            reduced = {collective for sweep in self.sweeps for collective, _ in sweep.launches}
-            held = max(sum(each.bytes for each in sweep.gradients) for sweep in self.sweeps) // 4
-            sizes = trace.column("comm_size")
-            for row in reduced | set(whole_collectives(operators, reduced, held)):
-                if kept[row]:
-                    draft.sizes[row] = max(round(int(sizes[row]) * ratio), 1)
+        reduced = grown_reductions(operators, self.sweeps, lambda _: ratio)
+        draft.sizes |= {row: size for row, size in reduced.items() if kept[row]}
         return finished(draft, self.where, retime)[:2]
 
     def _schedule(self, stage: int, stages: int) -> list[tuple[int, int]]:

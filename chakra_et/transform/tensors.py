@@ -1,5 +1,5 @@
 """Other sizes of tensors, and the operations, times and bytes that follow: another batch or other sequences
-(``with_tokens``), more tensor-parallel ranks (``with_shards``).
+(``with_tokens``), more tensor-parallel ranks (``with_shards``), dimensions by value (``with_dimensions``).
 
 Batch and sequence are read from the look-up of tokens (``aten::embedding`` with indices of two dimensions).
 Which sizes of which tensors they are is told by value: tensors with a parameter's shape stay, of all others
@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +28,8 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts
-from chakra_et.job.gradients import sweeps_of, whole_collectives
-from chakra_et.job.operators import GRADIENT, Operators, Shape, with_shapes
+from chakra_et.job.gradients import grown_reductions, sweeps_of
+from chakra_et.job.operators import GRADIENT, Operators, Shape, shapes_in, with_shapes
 from chakra_et.transform.changes import RankTraces, with_sizes
 from chakra_et.transform.operator_times import elements_in, resized
 
@@ -56,28 +57,74 @@ def with_tokens(ranks: RankTraces, batch: str, sequence: str) -> RankTraces:
         refusal = f"--{flag} {text}: the captured one is {have}: give a number from 1 on"
         new.append(wanted(text, have, _LARGEST, refusal) if text else have)
     resizing = Resizing(sizes, new[0], new[1], ranks.where)
+    return _reshaped(
+        ranks,
+        resizing.shape,
+        f"batch × sequence of a pass was {sizes.batch} × {sizes.sequence} (look-up of tokens) and is "
+        f"{new[0]} × {new[1]}",
+        f"no operator's work depends on batch {sizes.batch} or sequence {sizes.sequence}",
+    )
+
+
+def parse_sizes(words: Sequence[str]) -> dict[int, int]:
+    """``10=20 720=1440``: old size → new size. Raises ``ValueError``."""
+    sizes = {}
+    for word in words:
+        found = re.fullmatch(r"(\d{1,12})=(\d{1,12})", word)
+        if not found or not int(found[1]) or not int(found[2]):
+            raise ValueError(f"--resize {word!r}: write OLD=NEW with sizes above 0, as 10=20 720=1440")
+        sizes[int(found[1])] = int(found[2])
+    return sizes
+
+
+def with_dimensions(ranks: RankTraces, sizes: Mapping[int, int]) -> RankTraces:
+    """The ranks whose tensors have other dimensions, old size → new size: ``{10: 20, 720: 1440}`` for twice a
+    batch of 10, where 720 is 10 sequences of 72. Raises ``TraceError`` where no work depends on them."""
+    texts = [text for trace in ranks.traces.values() if trace.inputs for text in trace.inputs.shapes]
+    common = Counter(size for text in texts for shape in shapes_in(text) for size in shape)
+    return _reshaped(
+        ranks,
+        lambda shape: tuple(sizes.get(size, size) for size in shape),
+        f"sizes {', '.join(f'{old} → {new}' for old, new in sizes.items())}",
+        f"--resize: no operator's work depends on a dimension of {', '.join(map(str, sizes))}: the sizes are "
+        f"{', '.join(str(size) for size, _ in common.most_common(8)) or 'none recorded'}",
+    )
+
+
+def _reshaped(
+    ranks: RankTraces, shape: Callable[[Shape], Shape], what: str, nothing: str, shards: bool = False
+) -> RankTraces:
+    """The ranks whose tensors have the shapes that ``shape`` makes of theirs: operators and kernels change
+    with their operations, collectives of gradients with the parameters, and others with the tensors that they
+    carry, but where ``shards`` are changed. ``what`` changes, for the note; ``nothing`` is the refusal."""
+
+    @functools.lru_cache(maxsize=65536)
+    def text(shapes: bytes) -> bytes:
+        return with_shapes(shapes, shape)
+
     traces: dict[int, ExecutionTrace] = {}
-    counts, moved = [], 0
-    for rank, trace in ranks.traces.items():
-        made, count = resized(trace, resizing.text)
-        changed = _communicated(trace, resizing.text)
-        traces[rank] = with_sizes(made, changed, ranks.retime)
-        counts.append(count)
-        moved += len(changed)
-    nodes, before, after = np.sum(counts, axis=0).tolist()
-    if not nodes:
-        raise TraceError(
-            f"{ranks.where}: no operator's work depends on batch {sizes.batch} or sequence {sizes.sequence}"
+    counts, moved, reduced = [], 0, 0
+    for rank, operators in ranks.operators().items():
+        made, count = resized(operators.trace, text)
+        of_gradients = grown_reductions(
+            operators,
+            sweeps_of(operators, None),
+            lambda each: math.prod(shape(each.shape)) / max(math.prod(each.shape), 1),
         )
+        carried = {} if shards else _communicated(operators.trace, text)
+        traces[rank] = with_sizes(made, carried | of_gradients, ranks.retime)
+        counts.append(count)
+        moved, reduced = moved + len(carried.keys() - of_gradients), reduced + len(of_gradients)
+    nodes, before, after = np.sum(counts, axis=0).tolist()
+    if not nodes and not reduced:
+        raise TraceError(f"{ranks.where}: {nothing}")
     return ranks.with_traces(
         traces,
         {},
-        f"batch × sequence of a pass was {sizes.batch} × {sizes.sequence} (look-up of tokens) and is "
-        f"{new[0]} × {new[1]}: {nodes:,} nodes that took {before / 1000:,.1f} ms take "
-        f"{after / 1000:,.1f} ms, assuming that an operator's time follows its operations, but for what one "
-        "without work takes",
-        f"{moved:,} collectives and messages carry activations and changed with them; those of gradients "
-        "stay",
+        f"{what}: {nodes:,} nodes that took {before / 1000:,.1f} ms take {after / 1000:,.1f} ms, assuming "
+        "that an operator's time follows its operations, but for what one without work takes",
+        f"{reduced:,} collectives of gradients changed with the parameters, and {moved:,} other collectives "
+        "and messages with the tensors that they carry; what has no recorded shape stays",
     )
 
 
@@ -185,11 +232,6 @@ class Resizing:
                 found.append(other if size > 1 and size != self.sizes.heads else size)
         return tuple(found)
 
-    @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as one command
-    def text(self, shapes: bytes) -> bytes:
-        """The JSON text of an operator's shapes with the new ones."""
-        return with_shapes(shapes, self.shape)
-
 
 def _communicated(trace: ExecutionTrace, text: Callable[[bytes], bytes]) -> dict[int, int]:
     """The new bytes of communication whose tensors have other elements, by row."""
@@ -215,59 +257,22 @@ def with_shards(ranks: RankTraces, degree: int) -> RankTraces:
         for name, members in ranks.groups.items()
         if len(members) == mesh.tp and len({mesh.place(rank)[1:] for rank in members}) == 1
     }
-    sharding = find_sharding(of_rank, tensor_groups, mesh.tp, degree, ranks.where)
-    traces: dict[int, ExecutionTrace] = {}
-    counts = []
-    for rank, operators in of_rank.items():
-        made, count = resized(operators.trace, sharding.text)
-        sizes = _gradient_sizes(operators, sharding)
-        traces[rank] = with_sizes(made, sizes, ranks.retime)
-        counts.append(count)
-    nodes, before, after = np.sum(counts, axis=0).tolist()
-    return ranks.with_traces(
-        traces,
-        {},
-        f"each shard of a tensor-parallel operator becomes {sharding.ratio}: sizes "
-        f"{', '.join(map(str, sorted(sharding.sharded)))} were recognised as sharded, and {nodes:,} nodes "
-        f"that took {before / 1000:,.1f} ms take {after / 1000:,.1f} ms, assuming that an operator's time "
-        "follows its operations",
+    sharded, ratio = find_sharding(of_rank, tensor_groups, mesh.tp, degree, ranks.where)
+    return _reshaped(
+        ranks,
+        lambda shape: tuple(size // ratio if size in sharded else size for size in shape),
+        f"each shard of a tensor-parallel operator becomes {ratio}: sizes "
+        f"{', '.join(map(str, sorted(sharded)))} were recognised as sharded",
+        "no operator's work depends on the sizes that are sharded",
+        shards=True,
     )
-
-
-def _gradient_sizes(operators: Operators, sharding: Sharding) -> dict[int, int]:
-    """The new bytes of the collectives of gradients, by row."""
-    sweeps = sweeps_of(operators, None)
-    if not sweeps:
-        return {}
-    gradients = max((sweep.gradients for sweep in sweeps), key=len)
-    before = sum(math.prod(each.shape) for each in gradients)
-    after = sum(math.prod(sharding.shape(each.shape)) for each in gradients)
-    rows = {collective for sweep in sweeps for collective, _ in sweep.launches}
-    rows |= set(whole_collectives(operators, rows, before))
-    sizes = operators.trace.column("comm_size")
-    return {row: max(round(int(sizes[row]) * after / before), 1) for row in rows}
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """``sharded``: sizes of which every rank has a part; ``ratio``: how many new shards an old one makes."""
-
-    sharded: frozenset[int]
-    ratio: int
-
-    def shape(self, shape: Shape) -> Shape:
-        return tuple(size // self.ratio if size in self.sharded else size for size in shape)
-
-    @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as one command
-    def text(self, shapes: bytes) -> bytes:
-        """The JSON text of an operator's shapes with those of the new shards."""
-        return with_shapes(shapes, self.shape)
 
 
 def find_sharding(
     of_rank: Mapping[int, Operators], tensor_groups: set[str], old: int, new: int, where: str
-) -> Sharding:
-    """Raises ``TraceError``, naming what was looked for, where shards can't be told from whole sizes."""
+) -> tuple[set[int], int]:
+    """The sizes of which every rank has a part, and how many new shards an old one makes. Raises
+    ``TraceError``, naming what was looked for, where shards can't be told from whole sizes."""
     hidden, tokens, whole, sharded = _of_collectives(of_rank, tensor_groups)
     if not hidden:
         raise TraceError(
@@ -307,7 +312,7 @@ def find_sharding(
             else f"a shard of {(uneven or [1])[0]} can't be cut into {ratio}"
         )
         raise TraceError(f"{where}: --tp {new}: {reason}: capture with other sizes, or with --tp {new}")
-    return Sharding(frozenset(sharded), ratio)
+    return sharded, ratio
 
 
 def _of_collectives(

@@ -15,10 +15,10 @@ from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.predict.gpu import OtherGpu, parse_gpu
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
-from chakra_et.transform.durations import RankAs, Scale, parse_rank, parse_scale
+from chakra_et.transform.durations import Overlap, RankAs, Scale, parse_rank, parse_scale
 from chakra_et.transform.network import TCP_PAYLOAD, Network, gloo_segments
-from chakra_et.transform.overlap import Overlap
-from chakra_et.transform.tensor_sizes import Resize, parse_resize
+from chakra_et.transform.scale import Scaling
+from chakra_et.transform.tensors import parse_sizes
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 
@@ -249,7 +249,7 @@ def with_shapes(run_of: list[dict], shapes: dict[int, str]) -> Run:
 
 
 def test_other_sizes_change_what_works_on_them() -> None:
-    operator = {"kind": "operator"}
+    operator = {"kind": "operator", "lane": 0}
     run = with_shapes(
         [
             cpu(1, 1, name="ProfilerStep#1", kind="annotation"),
@@ -259,7 +259,7 @@ def test_other_sizes_change_what_works_on_them() -> None:
             cpu(5, 50, (4,), name="aten::mm", rf_id=2, parent=2, segment=1, **operator),  # the rest of node 3
             cpu(6, 30, (5,), name="aten::add_", rf_id=4, **operator),  # parameters
             cpu(7, 3, (6,), name="aten::add", rf_id=5, **operator),
-            kernel(8, 40, (7,), name="vectorized", kind="kernel", parent=7),
+            kernel(8, 40, (7,), name="vectorized", kind="kernel", parent=7, lane=7),
         ],
         {
             2: "[[720,256],[512,256]]",
@@ -269,20 +269,23 @@ def test_other_sizes_change_what_works_on_them() -> None:
             7: "[[10,72,512],[10,72,512]]",
         },
     )
-    prediction = predict(run, [Resize({10: 20, 720: 1440})])
+    prediction = predict(run, [Scaling(resize={10: 20, 720: 1440}, spread=0.0)])
     # Of each node 2 µs, as aten::t takes, don't grow; nor does the call of the product within linear.
     grown = (2 + 98 * 2) + (2 + 48 * 2) + (2 + 1 * 2) + (2 + 38 * 2)
     assert us(prediction) == pytest.approx([1 + 10 + 2 + 30 + grown], abs=0.01)
     # The longer sequence is in the flattened dimension too.
-    assert us(predict(run, [Resize({72: 144})]))[0] < us(predict(run, [Resize({72: 144, 720: 1440})]))[0]
+    assert (
+        us(predict(run, [Scaling(resize={72: 144}, spread=0.0)]))[0]
+        < us(predict(run, [Scaling(resize={72: 144, 720: 1440}, spread=0.0)]))[0]
+    )
     with pytest.raises(
         TraceError, match="no operator's work depends on a dimension of 11: the sizes are 256"
     ):
-        predict(run, [Resize({11: 12})])
+        predict(run, [Scaling(resize={11: 12}, spread=0.0)])
 
 
 def test_sizes_are_read() -> None:
-    assert parse_resize(["10=20", "720=1440"]).sizes == {10: 20, 720: 1440}
+    assert parse_sizes(["10=20", "720=1440"]) == {10: 20, 720: 1440}
     for text in ("10", "10=0", "a=b", "0=1"):
         with pytest.raises(ValueError, match="OLD=NEW"):
-            parse_resize([text])
+            parse_sizes([text])

@@ -19,11 +19,9 @@ from chakra_et.predict.gpu import OtherGpu
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.transform.accumulation import Accumulate
-from chakra_et.transform.durations import Scale
+from chakra_et.transform.durations import Overlap, Scale
 from chakra_et.transform.network import Network
-from chakra_et.transform.overlap import Overlap
 from chakra_et.transform.scale import Scaling
-from chakra_et.transform.tensor_sizes import Resize
 from tests.predict.test_ddp import Step, ddp
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
@@ -77,16 +75,16 @@ def test_a_network_is_fitted_to_messages_where_there_are_no_collectives() -> Non
     assert prediction.after_ms > run.end_ns.max() / 1e6 + 0.05  # messages take 105 µs or more in place of 30
 
 
-def test_resizing_says_which_communication_stays_as_it_is() -> None:
+def test_resizing_says_what_else_changes() -> None:
     step = Step()
     step.step(1, [4], [])
     trace = step.trace()
     other = make_trace(*step.nodes, collective(90, 10, (1,), start=90), rank=0, world_size=2)
     run = make_run("run", [ExecutionTrace(**{**vars(other), "inputs": trace.inputs})], [0])
-    made = Resize({4: 8}).rebuild(run)
-    assert made.measured.notes[1:] == (
-        "--resize: the sizes and times of 1 communication node that aren't all-reduces of such gradients "
-        "stay as they are",
+    made = Scaling(resize={4: 8}, spread=0.0).rebuild(run)
+    assert made.measured.notes[-1] == (
+        "0 collectives of gradients changed with the parameters, and 0 other collectives and messages with "
+        "the tensors that they carry; what has no recorded shape stays"
     )
 
 
@@ -96,8 +94,7 @@ def test_a_deadlock_that_overlap_off_makes_is_not_the_run_s() -> None:
     assert "disagree" not in str(caught.value)
 
 
-@pytest.mark.parametrize("each", [False, True])
-def test_accumulating_refuses_communication_that_is_not_ddp_s(each: bool) -> None:
+def test_accumulating_refuses_communication_that_is_not_ddp_s() -> None:
     traces = []
     for _ in range(2):
         step = Step()
@@ -112,8 +109,8 @@ def test_accumulating_refuses_communication_that_is_not_ddp_s(each: bool) -> Non
         traces.append(step.trace())
     run = make_run("fsdp", traces, [0, 1])
     with pytest.raises(TraceError, match=r"1 node per step, 'gloo:all_gather', node 99, for one"):
-        predict(run, [Accumulate(2, each)])
-    assert predict(ddp([4, 4], [[0, 1]]), [Accumulate(2, each)]).after_ms > 0
+        predict(run, [Accumulate(2)])
+    assert predict(ddp([4, 4], [[0, 1]]), [Accumulate(2)]).after_ms > 0
 
 
 def test_work_that_runs_over_the_end_of_its_step_counts() -> None:

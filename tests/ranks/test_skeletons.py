@@ -21,9 +21,8 @@ from chakra_et.ranks.contract import contract
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.stragglers.analyse import find_stragglers
 from chakra_et.transform.changes import Change
-from chakra_et.transform.durations import RankAs
+from chakra_et.transform.durations import Overlap, RankAs
 from chakra_et.transform.network import Network
-from chakra_et.transform.overlap import Overlap
 from tests.convert.test_together import Machine
 from tests.shared import shared_path
 

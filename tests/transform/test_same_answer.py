@@ -43,12 +43,36 @@ def assert_same(
     assert made == pytest.approx(predicted, rel=1e-3)
 
 
+def assert_same_or_both_refuse(
+    capsys: pytest.CaptureFixture[str], name: Path, flags: Sequence[str], folder: Path
+) -> None:
+    capsys.readouterr()
+    status = main(["predict", str(name), *flags])
+    refusal = capsys.readouterr().err
+    if status == 0:
+        return assert_same(capsys, name, flags, folder)
+    assert main(["scale", str(name), *flags, "-o", str(folder / "made")]) == status == 2
+    assert capsys.readouterr().err == refusal
+    assert not list(folder.glob("made*"))
+
+
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     for name in ("gpt2-gloo", "megatron-pp2-dp2"):
         assert main(["fetch-example", name, "-o", str(folder)]) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def sets(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The examples, the captures, and the shared traces where they are."""
+    found = [next(examples.glob(f"{name}/*.0.et")) for name in ("gpt2-gloo", "megatron-pp2-dp2")]
+    names = [path.parent / path.name.removesuffix(".0.et") for path in found]
+    for version in ("torch-2.4", "torch-2.13"):
+        names.append(converted("tiny_2gpu*", FIXTURES / version, tmp_path_factory.mktemp(version)))
+    shared = FIXTURES.parents[2].parent / "shared" / "data" / "traces" / "dlrm_8gpu"
+    return [*names, *([converted("*", shared, tmp_path_factory.mktemp("dlrm"))] if shared.is_dir() else [])]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +107,25 @@ def test_captures_of_the_training_script(
     version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_same(capsys, converted("tiny_2gpu*", FIXTURES / version, tmp_path), ["--dp", "4"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--dp", "4", "--mesh", mesh] for mesh in ("dp2", "pp2,dp2", "tp2", "dp8")),
+        *([flag, "2x"] for flag in ("--layers", "--batch", "--seq")),
+        ["--resize", "64=96", "128=192"],
+        ["--resize", "32=48", "--dp", "8"],
+        ["--pp", "4"],
+        ["--tp", "4", "--mesh", "tp2"],
+    ],
+    ids=" ".join,
+)
+def test_every_transform_on_every_set_of_several_ranks(
+    flags: list[str], sets: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in sets:
+        assert_same_or_both_refuse(capsys, name, flags, tmp_path / name.name / name.parent.name)
 
 
 def test_one_rank_of_a_capture_gets_ddp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
