@@ -116,7 +116,7 @@ def refusals(tmp_path: Path) -> dict[str, tuple[str, int, str]]:
         str(SMALL / "gpt2") + "/": (
             "bert",
             30522,
-            "has no [PAD], [CLS], [SEP], [MASK], which bert needs",
+            "has no [PAD], [UNK], [CLS], [SEP], [MASK], which bert needs",
         ),
         str(SMALL / "bert-base-uncased"): ("gpt2", 50257, "has no <|endoftext|>, which"),
     }
