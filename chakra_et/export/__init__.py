@@ -1,4 +1,1 @@
-"""A run, or a part of it, in the formats of other tools: Perfetto, Chrome, GraphML, Graphviz, tables.
-
-``window`` chooses nodes; ``perfetto``, ``chrome``, ``graphs`` and ``tables`` each write what was chosen.
-"""
+"""A run in the formats of other tools: Perfetto, Chrome, TensorBoard, tables."""

@@ -1,1 +1,1 @@
-"""Describe .et files: columns in, one dict per file out, printed as JSON or text."""
+"""Describe .et files one by one: their nodes, dependencies, span and metadata."""

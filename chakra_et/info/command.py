@@ -6,9 +6,6 @@
 JSON: ``{"files": [{...}]}`` with, per file: ``file``; ``bytes``; ``nodes``; ``nodes_by_type`` and
 ``nodes_by_kind``; ``edges`` {``data``, ``ctrl``, ``by_kind``}; ``time`` {``start_micros``, ``end_micros``,
 ``span_micros``, ``longest_path_micros``}, the latter null if the dependencies have a cycle or a gap;
-``lanes`` [{``lane``, ``kind``, ``label``, ``nodes``, ``compute_micros``, ``communication_micros``}];
-``communication`` [{``group``, ``name``, ``ranks``, ``type``, ``peer``, ``count``, ``bytes``, ``micros``,
-``wait_micros``}], the peer null for collectives, the wait unless all ranks were converted together;
 ``notes``; ``metadata``. An unreadable file has ``file`` and ``error`` only.
 Exit status: 0; 1 if a file cannot be read; 2 for unusable arguments.
 """
@@ -22,12 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import texts
 from chakra_et.et.sets import find_rank_sets
-from chakra_et.info.describe import describe
-from chakra_et.text import shortened, table
+from chakra_et.report.timeline import EDGE_KINDS
+from chakra_et.simulate.measured_steps import about_steps
+from chakra_et.simulate.replays import longest_path
+from chakra_et.text import shortened
 
 LONGEST_TEXT = 60
 
@@ -51,11 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(InfoConfig, argv, description="Show the contents of .et files.")
     status, answers = 0, []
     for run in find_rank_sets(config.files, allow_missing=True):
-        groups = run.comm_groups()
         for path in run.files.values():
             try:
                 answer = {"file": str(path), "bytes": Path(path).stat().st_size}
-                answer |= describe(et_file.read(path), groups)
+                answer |= describe(et_file.read(path))
                 if not config.json:
                     print(_text(answer))
             except TraceError as error:
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(answer: dict[str, Any]) -> str:
-    """The lines for one file. ``answer``: its dict from ``info.describe``, with ``file`` and ``bytes``."""
+    """The lines for one file. ``answer``: its dict from ``describe``, with ``file`` and ``bytes``."""
     edges, times = answer["edges"], answer["time"]
     lines = [
         f"{answer['file']}: {answer['nodes']:,} nodes, {edges['data'] + edges['ctrl']:,} edges, "
@@ -88,22 +90,6 @@ def _text(answer: dict[str, Any]) -> str:
         "longest path": _milliseconds(times["longest_path_micros"]),
     }
     lines += [f"  {name:13}  {value}" for name, value in facts.items() if value]
-    lanes = [
-        [str(lane["lane"]), lane["kind"], _short(lane["label"]), f"{lane['nodes']:,}",
-         f"{lane['compute_micros'] / 1000:,.3f}", f"{lane['communication_micros'] / 1000:,.3f}"]
-        for lane in answer["lanes"]
-    ]  # fmt: skip
-    header = ["lane", "kind", "label", "nodes", "compute ms", "communication ms"]
-    lines += table([header, *lanes], right=(0, 3, 4, 5), indent="  ")
-    communication = [
-        [each["group"] or "all", _short(each["name"]), _short(",".join(map(str, each["ranks"] or ()))),
-         each["type"], "" if each["peer"] is None else str(each["peer"]), f"{each['count']:,}",
-         f"{each['bytes']:,}", f"{each['micros'] / 1000:,.3f}",
-         "-" if each["wait_micros"] is None else f"{each['wait_micros'] / 1000:,.3f}"]
-        for each in answer["communication"]
-    ]  # fmt: skip
-    header = ["group", "name", "ranks", "communication", "peer", "count", "bytes", "ms", "waiting ms"]
-    lines += table([header, *communication], right=(0, 4, 5, 6, 7, 8), indent="  ")
     lines += [f"  note: {note}" for note in answer["notes"]]
     return "\n".join(lines) + "\n"
 
@@ -118,3 +104,59 @@ def _milliseconds(micros: int | None) -> str:
 
 def _short(value: Any) -> str:
     return shortened(str(value), LONGEST_TEXT)
+
+
+def describe(trace: ExecutionTrace) -> dict[str, Any]:
+    """The fields that the head of this module documents, except for ``file`` and ``bytes``."""
+    notes: list[str] = []
+    # In float64: the times of a damaged file may overflow 64 bits.
+    end = (trace.start_micros.astype(float) + trace.duration_micros).max() if len(trace) else 0
+    start = trace.start_micros.min() if len(trace) else 0
+    timed = bool(trace.start_micros.any())
+    if not timed:
+        notes.append("the file has no start times: convert with --timestamps to get a time span")
+    notes += about_steps([trace])
+    try:
+        longest = longest_path(trace) // 1000
+    except TraceError as error:
+        notes.append(f"no longest path: {error}")
+        longest = None
+    types = [NodeType(value).name if value in list(NodeType) else f"type {value}" for value in range(256)]
+    edge_kinds = dict.fromkeys(EDGE_KINDS.values(), 0)
+    for letters, count in _count(*texts(trace, "dep_kinds")).items():
+        for letter in letters:
+            kind = EDGE_KINDS.get(letter, letter)
+            edge_kinds[kind] = edge_kinds.get(kind, 0) + count
+    return {
+        "nodes": len(trace),
+        "nodes_by_type": _count(types, trace.types),
+        "nodes_by_kind": _count(*texts(trace, "kind")),
+        "edges": {
+            "data": len(trace.data_deps.values),
+            "ctrl": len(trace.ctrl_deps.values),
+            "by_kind": {kind: count for kind, count in edge_kinds.items() if count},
+        },
+        "time": {
+            "start_micros": int(start),
+            "end_micros": int(end),
+            "span_micros": int(end) - int(start) if timed else None,
+            "longest_path_micros": longest,
+        },
+        "notes": notes,
+        "metadata": {name: _unpacked(value) for name, value in trace.metadata.items()},
+    }
+
+
+def _count(names: Sequence[str], values: np.ndarray) -> dict[str, int]:
+    """How often each name occurs; ``values``: indices into ``names``, negative for none."""
+    return {names[at]: int(count) for at, count in enumerate(np.bincount(values[values >= 0])) if count}
+
+
+def _unpacked(value: Any) -> Any:
+    """The value of a JSON list or object in a string, such as our converter's metadata has."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value

@@ -15,7 +15,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et import wire
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.decode import decode
-from chakra_et.info.describe import describe
+from chakra_et.info.command import describe
 from chakra_et.validate.check import check
 from tests.convert.et_traces import (
     METADATA,

@@ -15,7 +15,7 @@ from chakra_et.convert.emit import EDGE_LETTERS
 from chakra_et.convert.graph.nodes import EdgeKind
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.info.describe import describe
+from chakra_et.info.command import describe
 from chakra_et.report.timeline import EDGE_KINDS
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
@@ -26,8 +26,6 @@ LANES = json.dumps(
         {"kind": "communication", "label": "gloo"},
     ]
 )
-
-COMMUNICATION = ("group", "name", "ranks", "type", "peer", "count", "bytes", "micros", "wait_micros")
 
 
 def known(**more: int | str) -> ExecutionTrace:
@@ -45,7 +43,7 @@ def known(**more: int | str) -> ExecutionTrace:
 
 
 def test_every_figure_of_a_known_trace() -> None:
-    answer = describe(known(), {"1": [0, 1, 2, 3], "2": [0, 3]})
+    answer = describe(known())
     assert answer == {
         "nodes": 8,
         "nodes_by_type": {"COMP": 3, "COMM_SEND": 1, "COMM_RECV": 1, "COMM_COLL": 3},
@@ -61,41 +59,6 @@ def test_every_figure_of_a_known_trace() -> None:
             "span_micros": 91,
             "longest_path_micros": 10 + 5 + 40 + 7 + 7 + 1 + 1,
         },
-        "lanes": [
-            {
-                "lane": 0,
-                "kind": "cpu",
-                "label": "main",
-                "nodes": 2,
-                "compute_micros": 15,
-                "communication_micros": 0,
-            },
-            {
-                "lane": 1,
-                "kind": "gpu",
-                "label": "stream 7",
-                "nodes": 1,
-                "compute_micros": 40,
-                "communication_micros": 0,
-            },
-            {
-                "lane": 2,
-                "kind": "communication",
-                "label": "gloo",
-                "nodes": 5,
-                "compute_micros": 0,
-                "communication_micros": 17,
-            },
-        ],
-        "communication": [
-            dict(zip(COMMUNICATION, figures, strict=True))
-            for figures in (
-                ("1", "", [0, 1, 2, 3], "ALL_REDUCE", None, 2, 80, 14, None),
-                ("2", "", [0, 3], "BARRIER", None, 1, 8, 1, None),
-                ("", "", None, "receive", 1, 1, 40, 1, None),
-                ("", "", None, "send", 1, 1, 24, 1, None),
-            )
-        ],
         "notes": [],
         "metadata": {"rank": 0, "world_size": 4, "lanes": json.loads(LANES)},
     }
@@ -106,17 +69,8 @@ def test_edge_letters_are_those_of_the_converter() -> None:
     assert dict(zip(EDGE_LETTERS.decode(), names, strict=True)) == EDGE_KINDS
 
 
-def test_a_file_without_lanes_shows_threads_and_streams() -> None:
-    answer = describe(
-        make_trace(cpu(1, 3, tid=5), kernel(2, 4, stream=20), kernel(3, 4, stream=7), cpu(4, 1, tid=5))
-    )
-    assert [
-        (lane["kind"], lane["label"], lane["nodes"], lane["compute_micros"]) for lane in answer["lanes"]
-    ] == [
-        ("cpu", "thread 5", 2, 4),
-        ("gpu", "stream 7", 1, 4),
-        ("gpu", "stream 20", 1, 4),
-    ]
+def test_a_file_without_times_or_kinds_is_described() -> None:
+    answer = describe(make_trace(cpu(1, 3, tid=5), kernel(2, 4, stream=20)))
     assert answer["time"]["span_micros"] is None
     assert answer["nodes_by_kind"] == answer["edges"]["by_kind"] == {}
     assert answer["notes"] == ["the file has no start times: convert with --timestamps to get a time span"]
@@ -133,10 +87,8 @@ def test_file_with_a_cycle_is_described() -> None:
     assert answer["time"]["longest_path_micros"] is None
     assert answer["notes"][0].startswith("no longest path: ")
     assert answer["nodes_by_type"]["type 99"] == 1
-    assert answer["communication"][1]["type"] == "comm_type 77"
-    assert answer["lanes"][0]["label"] == "lane 0"
     empty = describe(make_trace())
-    assert (empty["nodes"], empty["lanes"], empty["time"]["longest_path_micros"]) == (0, [], None)
+    assert (empty["nodes"], empty["time"]["longest_path_micros"]) == (0, None)
 
 
 # ---- the command ----
@@ -154,17 +106,8 @@ def test_text_has_aligned_columns(run: str, capsys: pytest.CaptureFixture[str]) 
     assert main(["info", f"{run}.0.et"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{run}.0.et: 8 nodes, 8 edges, 0.0 MB"
-    at = next(i for i, line in enumerate(lines) if line.startswith("  lane"))
-    assert lines[at : at + 4] == [
-        "  lane  kind           label     nodes  compute ms  communication ms",
-        "     0  cpu            main          2       0.015             0.000",
-        "     1  gpu            stream 7      1       0.040             0.000",
-        "     2  communication  gloo          5       0.000             0.017",
-    ]
     assert "  longest path   0.071 ms" in lines
     assert "  edge kinds     program order 2, launch 1, stream order 1, collective 3" in lines
-    row = next(line for line in lines if "ALL_REDUCE" in line)
-    assert row.split() == ["1", "0,1,2,3", "ALL_REDUCE", "2", "80", "0.014", "-"]
     assert "time \\x1b[31mred <b>한국어" in "\n".join(lines), "control characters stay out of the terminal"
 
 
@@ -174,7 +117,6 @@ def test_json_lists_all_files_of_a_run(run: str, capsys: pytest.CaptureFixture[s
     assert [each["file"] for each in files] == [f"{run}.0.et", f"{run}.1.et"]
     assert files[1]["bytes"] == Path(f"{run}.1.et").stat().st_size
     assert files[1]["metadata"]["rank"] == 1
-    assert files[0]["communication"][0]["ranks"] == [0, 1, 2, 3]
 
 
 def test_an_unreadable_file_does_not_stop_the_others(run: str, capsys: pytest.CaptureFixture[str]) -> None:
