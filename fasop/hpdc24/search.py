@@ -101,7 +101,7 @@ def ranked(
     found = search(model, clusters, costs, progress)
     kept = [row for row in found if row.candidate.tp <= max_tp and goal.fits(row.candidate)]
     if not kept:
-        raise PlanError(goal.no_shape([row.candidate for row in found]))
+        raise PlanError(goal.no_shape)
     if not goal.everything:
         kept = [row for row in kept if not (row.sharded if sharded_optimizer else row.plain)[0]]
         if not kept:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,20 +30,14 @@ class Goal:
         """Whether a shape has the degrees that are asked for."""
         return all(getattr(self, key) in (None, getattr(shape, key)) for key in ("tp", "dp", "pp", "mbs"))
 
-    def no_shape(self, found: Sequence[Any]) -> str:
-        """What can be had instead of degrees that no shape has."""
+    @property
+    def no_shape(self) -> str:
+        """Why there is no plan of the degrees that are asked for."""
         asked = [(key, getattr(self, key)) for key in ("tp", "dp", "pp", "mbs")]
-        asked = [(key, value) for key, value in asked if value is not None]
-
-        def distance(shape: Any) -> float:
-            return sum(abs(math.log(getattr(shape, key) / value)) for key, value in asked)
-
-        near = min(found, key=distance)
-        wanted = ", ".join(f"{key} {value}" for key, value in asked)
+        wanted = ", ".join(f"{key} {value}" for key, value in asked if value is not None)
         return (
             f"no plan has {wanted}: tp × dp × pp must fit on the GPUs, tp divide the heads and a node, "
-            "dp × mbs the global batch; the nearest is "
-            f"tp {near.tp}, dp {near.dp}, pp {near.pp}, mbs {near.mbs}."
+            "dp × mbs the global batch: leave out one of them."
         )
 
 

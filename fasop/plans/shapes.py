@@ -81,7 +81,13 @@ def shapes(model: Model, cluster: Cluster, max_tp: int, idle: bool = False) -> l
                     each = itertools.product(divisors(model.global_batch // dp), experts)
                     found += [Shape(tp, dp, pp, mbs, ep) for mbs, ep in each if dp % ep == 0]
     if not found:
-        raise PlanError(_no_shape(model, cluster, max_tp))
+        sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
+        raise PlanError(
+            f"no tp × dp × pp makes {cluster.gpu_count} GPUs ({cluster.node_count} nodes of "
+            f"{' or '.join(map(str, sizes))}) with tp at most {max_tp} and a divisor of a node's GPUs and of "
+            f"{model.heads} heads, dp a divisor of the global batch {model.global_batch}, and pp at most "
+            f"{model.layers} layers: give another number of nodes, or another --global-batch."
+        )
     return found
 
 
@@ -93,26 +99,6 @@ def _tensor_degrees(model: Model, cluster: Cluster, max_tp: int) -> list[int]:
         for tp in divisors(max(sizes))
         if tp <= max_tp and heads % tp == 0 and any(s % tp == 0 for s in sizes)
     ]
-
-
-def _no_shape(model: Model, cluster: Cluster, max_tp: int) -> str:
-    """Why no degrees fit, and the nearest number of nodes for which some do."""
-    sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
-    most = cluster.node_count
-    tps, dps = _tensor_degrees(model, cluster, max_tp), divisors(model.global_batch)
-
-    def possible(nodes: int) -> bool:
-        pairs = [divmod(nodes * sizes[0], tp * dp) for tp in tps for dp in dps]
-        return any(rest == 0 and 1 <= stages <= model.layers for stages, rest in pairs)
-
-    order = sorted(range(1, 2 * most + 1), key=lambda n: abs(n - most)) if len(sizes) == 1 else []
-    near = next((n for n in order if possible(n)), None)
-    advice = f"{near} nodes would work." if near else "use nodes of another size."
-    return (
-        f"no tp × dp × pp makes {cluster.gpu_count} GPUs ({most} nodes of {' or '.join(map(str, sizes))}) "
-        f"with tp at most {max_tp} and a divisor of a node's GPUs and of {model.heads} heads, dp a divisor "
-        f"of the global batch {model.global_batch}, and pp at most {model.layers} layers: {advice}"
-    )
 
 
 def blocks(cluster: Cluster, gpus_per_stage: int) -> list[Block]:

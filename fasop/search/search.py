@@ -64,9 +64,9 @@ def search(
         Planner(model, cluster, cost_files, each, iterations, idle and by_time, max_tp)
         for cluster, each in itertools.product(tried, different)
     ]
-    tasks, problem, found = _tasks(model, goal, max_tp)
+    tasks, problem = _tasks(model, goal, max_tp)
     if not tasks:
-        raise problem or PlanError(goal.no_shape(found))
+        raise problem or PlanError(goal.no_shape)
     kept = _Kept(goal)
     exact = sum(task[3].pp * task[3].group == _planners[task[2]].cluster.gpu_count for task in tasks)
     large = max(cluster.gpu_count for cluster in tried) > LARGE
@@ -105,10 +105,10 @@ def parts_of(cluster: Cluster) -> list[Cluster]:
     return found
 
 
-def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError | None, list[Shape]]:
-    """Every shape of every planner with its rough bound; why one has none; the shapes of the last."""
+def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError | None]:
+    """Every shape of every planner with its rough bound; and why one has none."""
     tasks: list[Task] = []
-    problem, found = None, []
+    problem = None
     for index, planner in enumerate(_planners):
         try:
             found = shapes(model, planner.cluster, max_tp, planner.idle)
@@ -126,7 +126,7 @@ def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError
                 continue
             seen.add(key)
             tasks.append((planner.bounds.rough(shape) * rate, 0, index, shape))
-    return tasks, problem, found
+    return tasks, problem
 
 
 class _Kept:
@@ -274,7 +274,6 @@ def no_plan(
     max_tp: int,
 ) -> str:
     """One sentence: why a search found nothing, and what would find something."""
-    given = options[0]
     what = f"no plan of {model.name} on {clusters[0].name if len(clusters) == 1 else 'any cluster'}"
     one = replace(goal, top=1, objective="time", max_step_time=None)
     if goal.max_step_time is not None and (
@@ -284,18 +283,7 @@ def no_plan(
             f"{what} takes at most {goal.max_step_time:g} s per step: the fastest takes "
             f"{fastest[0].step_time:.4f} s, so raise --max-step-time or use more GPUs."
         )
-    most = replace(given, recompute="full", zero=max(given.zero, 1))
-    for other, flags in (
-        (replace(given, recompute="selective"), "--recompute selective"),
-        (replace(given, recompute="full"), "--recompute full"),
-        (replace(given, zero=most.zero), "--sharded-optimizer"),
-        (most, "--recompute full --sharded-optimizer"),
-    ):
-        if other not in options and search(model, clusters, cost_files, [other], one, max_tp):
-            return f"{what} fits into memory: {flags} would."
-    least = search(model, clusters, cost_files, [most], replace(one, everything=True, mbs=1), max_tp)
-    needs = min(plan.fullest for plan in least)
     return (
-        f"{what} fits into memory, not even with --recompute full --sharded-optimizer: about {needs:.1f} "
-        "times the memory per GPU would."
+        f"{what} fits into memory: give --recompute auto, --sharded-optimizer or --fsdp where you haven't, a "
+        "larger --max-tp, or more GPUs."
     )
