@@ -22,7 +22,7 @@ from typing import IO, Literal
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.export import chrome, publish, recorded, tables
+from chakra_et.export import chrome, publish, tables
 from chakra_et.export.tables import Table
 from chakra_et.export.window import Window, all_nodes
 from chakra_et.files import atomic_file
@@ -55,15 +55,14 @@ def _write_table(
 
 # The files of a format, by the ends of their names.
 FILES: dict[str, dict[str, Write]] = {
-    "perfetto": {".pftrace": chrome.write_perfetto},
-    "chrome": {"_trace.json.gz": chrome.write},
     "parquet": _tables(".parquet", tables.write_parquet),
     "csv": _tables(".csv", tables.write_csv),
 }
-
-
 # Those that keep a run as it was recorded.
-RECORDED = {"perfetto": recorded.write_perfetto, "chrome": recorded.write_chrome}
+RECORDED = {
+    "perfetto": (".pftrace", chrome.write_perfetto),
+    "chrome": ("_trace.json.gz", chrome.write_chrome),
+}
 
 
 @dataclass
@@ -122,15 +121,16 @@ def _recorded_traces(chosen: RunInput) -> dict[int, Path]:
 def export(config: ExportConfig) -> None:
     chosen = find_run(config.names, config.allow_missing_ranks)
     form, beside = config.format, chosen.files.folder / chosen.name
-    files = FILES.get(form, {})
-    paths = {ending: Path(f"{config.output or beside}{ending}") for ending in files}
-    if config.output and len(files) == 1:
-        paths = dict.fromkeys(files, Path(config.output))
-    compress = form in RECORDED and all(path.suffix == ".gz" for path in paths.values())
-    if form in RECORDED and not config.nodes and (traces := _recorded_traces(chosen)):
-        (path,) = paths.values()
-        count = _write(path, compress, partial(RECORDED[form], traces))
-        print(f"{count:,} slices of {len(traces)} ranks, as they were recorded")
+    if form in RECORDED:
+        ending, write_events = RECORDED[form]
+        path = Path(config.output or f"{beside}{ending}")
+        traces = {} if config.nodes else _recorded_traces(chosen)
+        source: chrome.Source = partial(chrome.recorded_events, traces)
+        if not traces:
+            source = partial(chrome.node_events, all_nodes(load(chosen)))
+        count = _write(path, path.suffix == ".gz", partial(write_events, source))
+        of = f"of {len(traces)} ranks, as they were recorded" if traces else "that are nodes of .et files"
+        print(f"{count:,} slices {of}")
         return
     run = load(chosen)
     window = all_nodes(run)
@@ -139,6 +139,6 @@ def export(config: ExportConfig) -> None:
         publish.to_tensorboard(window, Path(folder), device_traces(chosen)[0])
         print(f"{folder}: look at it by `tensorboard --logdir {folder}`")
     else:
-        for ending, write in files.items():
-            _write(paths[ending], compress, partial(write, window))
+        for ending, write in FILES[form].items():
+            _write(Path(f"{config.output or beside}{ending}"), False, partial(write, window))
         print(f"{len(window):,} nodes, {len(window.source):,} dependencies")

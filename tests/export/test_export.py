@@ -110,7 +110,7 @@ def test_chrome_events(tmp_path: Path) -> None:
     path = exported(tmp_path, "chrome", "made.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
-    gemm = next(event for event in slices if event["name"] == "gemm" and event["pid"] == 2)
+    gemm = next(event for event in slices if event["name"] == "gemm" and event["pid"] == 3)
     assert (gemm["ts"], gemm["dur"], gemm["cat"]) == (30, 90, "kernel")
     assert len(slices) == 14
     assert len({event["pid"] for event in slices}) == 4
