@@ -33,7 +33,7 @@ ALLOW = ("--allow-missing-ranks", "--workers", "2")
 VARIANTS = {
     "default": (),
     "no times": ("--no-timestamps",),
-    "astra": ("--comm-types", "astra-sim", "--keep-merged"),
+    "merged": ("--keep-merged",),
 }
 
 

@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.convert.emit import NEAREST_IN_ASTRA_SIM
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.et.edges import edges_of
@@ -105,7 +104,7 @@ def larger_sizes(talk: Mapping[int, ExecutionTrace], groups: Groups) -> dict[int
     """
     talk = {rank: trace for rank, trace in talk.items() if len(trace)}
     found: dict[int, dict[int, int]] = defaultdict(dict)
-    uneven = (*UNEVEN, CollectiveType.BROADCAST)  # which convert --comm-types astra-sim writes for a scatter
+    uneven = (*UNEVEN, CollectiveType.BROADCAST)  # which takes the place of a scatter
     if not any(np.isin(trace.column("comm_type", -1), uneven).any() for trace in talk.values()):
         return found
     graph = build_graph(list(talk.values()), list(talk))
@@ -160,6 +159,16 @@ def as_compute(trace: ExecutionTrace, rows: np.ndarray) -> ExecutionTrace:
         return trace
     types = np.where(rows, np.uint8(NodeType.COMP), trace.types).astype(np.uint8)
     return without(replace(trace, types=types), _OF_COMMUNICATION, rows)
+
+
+# The substitutes for collectives that ASTRA-sim does not simulate.
+NEAREST_IN_ASTRA_SIM = {
+    CollectiveType.BARRIER: CollectiveType.ALL_REDUCE,
+    CollectiveType.REDUCE: CollectiveType.ALL_REDUCE,
+    CollectiveType.GATHER: CollectiveType.ALL_GATHER,
+    CollectiveType.SCATTER: CollectiveType.BROADCAST,
+    CollectiveType.REDUCE_SCATTER_BLOCK: CollectiveType.REDUCE_SCATTER,
+}
 
 
 def _nearest(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:

@@ -27,7 +27,6 @@ from statistics import median
 from typing import Any, TypeVar
 
 from chakra_et import cli, files
-from chakra_et.convert.emit import CommTypes
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankResult, is_cut
 from chakra_et.convert.runs import RunOptions, SetResult, convert_sets, default_workers, is_converted
@@ -46,6 +45,8 @@ from chakra_et.traces.sets import TraceSet
 Kind = TypeVar("Kind")
 FOLDER = "outputs"
 RARE = "for damaged or hostile files"
+MOST_OVERHEAD = 0.1
+"""Of a critical path; more is a warning."""
 
 
 def _flag(default: Any, text: str, **metadata: Any) -> Any:
@@ -68,9 +69,6 @@ class ConvertConfig:
         "finishes the run",
     )
     comm_kernels: str = _flag("", "JSON table of additional communication kernels, by name", metavar="FILE")
-    max_overhead: float = _flag(
-        10.0, "warn if more than this percentage of a critical path is unexplained", metavar="PERCENT"
-    )
     engine: Engine = _flag("native", "this converter, or MLCommons' chakra_trace_link and chakra_converter")
     workers: int = _flag(0, "number of processes; 0: one per core")
     cluster: str = _flag(
@@ -78,9 +76,6 @@ class ConvertConfig:
     )
     step: str = _flag("all", "number of the one ProfilerStep to convert, or all")
     timestamps: bool = _flag(True, "write start_time_micros")
-    comm_types: CommTypes = _flag(
-        "schema", "collective types of the schema, or only those that ASTRA-sim simulates"
-    )
     keep_merged: bool = _flag(False, "also write NAME_merged.json: both traces in one file")
     skeletons: Skeletons = _flag(
         "auto",
@@ -110,8 +105,6 @@ class ConvertConfig:
             raise ValueError("the name of a file or folder is empty: check the variable that it comes from")
         if self.files and self.dir != FOLDER:
             raise ValueError(f"give either files or one folder, or --dir {self.dir}")
-        if not 0 <= self.max_overhead <= 100:
-            raise ValueError(f"--max-overhead must be between 0 and 100 percent, not {self.max_overhead}")
         try:
             trace_sets.rank_choice(self.ranks)
         except ValueError as error:
@@ -252,7 +245,7 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
         steps = [median([*result.good[rank].report.steps_us.values()] or [0.0]) for rank in communication]
         metadata = [trace.metadata for trace in communication.values()]
         sentences += [f"note: {result.prefix}: {text}" for text in steps_sentence(metadata, steps)]
-        sentences += _warnings(result, config.max_overhead)
+        sentences += _warnings(result)
         sentences += [f"error: {text}" for text in result.problems]
         sentences += [f"warning: {text}" for text in result.warnings]
         sentences += [f"note: {text}" for text in result.notes]
@@ -287,16 +280,16 @@ def as_json(result: SetResult) -> dict[str, Any]:
     return {"name": result.traces.name, "folder": str(result.traces.folder), "ranks": ranks} | sentences
 
 
-def _warnings(result: SetResult, max_overhead: float) -> list[str]:
-    """One sentence per warning of a run, with its count over all ranks; and one if more than ``max_overhead``
-    percent of a critical path is overhead, for the worst rank."""
+def _warnings(result: SetResult) -> list[str]:
+    """One sentence per warning of a run, with its count over all ranks; and one if more than a tenth
+    of a critical path is overhead, for the worst rank."""
     by_key: dict[str, dict[int, int]] = defaultdict(dict)
     above: dict[int, float] = {}
     for rank, outcome in result.good.items():
         for key, count in outcome.report.warnings.items():
             by_key[key][rank] = count
         share = outcome.report.overhead_share
-        if share is not None and share * 100 > max_overhead:
+        if share is not None and share > MOST_OVERHEAD:
             above[rank] = share
     found = [
         f"warning: {_named(result, list(counts))}: {sentence(key)}: {sum(counts.values())}"

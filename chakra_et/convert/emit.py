@@ -8,52 +8,81 @@ dependencies, as Chakra's feeder reads no others.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, narrowed
-from chakra_et.convert import emit_columns
-from chakra_et.convert.emit_columns import Add, coded, strings
+from chakra_et.arrays import coded_pairs, first_rows, lane_order, narrowed
 from chakra_et.convert.graph.communication import Communication, group_number
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
-from chakra_et.convert.graph.operators import find_hierarchy, find_work
+from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy, find_hierarchy, find_work
+from chakra_et.convert.graph.timeline import named, nearest
+from chakra_et.et import memory as memory_names
 from chakra_et.et.columns import (
     Attribute,
-    CollectiveType,
+    ByteStrings,
     ExecutionTrace,
     NodeType,
     Ragged,
     Strings,
+    TensorInfo,
+    Texts,
     ValueKind,
 )
+from chakra_et.traces.device_format import KERNEL, SYNC
+from chakra_et.traces.host import DEFAULTS, NUMERIC
 
 # Letters by ``EdgeKind`` for the attribute ``dep_kinds``: one per dependency, in the order of data_deps.
 EDGE_LETTERS = b"PLSYTC"
-CommTypes = Literal["schema", "astra-sim"]
-# The substitutes for collectives that ASTRA-sim does not simulate.
-NEAREST_IN_ASTRA_SIM = {
-    CollectiveType.BARRIER: CollectiveType.ALL_REDUCE,
-    CollectiveType.REDUCE: CollectiveType.ALL_REDUCE,
-    CollectiveType.GATHER: CollectiveType.ALL_GATHER,
-    CollectiveType.SCATTER: CollectiveType.BROADCAST,
-    CollectiveType.REDUCE_SCATTER_BLOCK: CollectiveType.REDUCE_SCATTER,
-}
+DEVICE_KINDS = (NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET)
+Add = Callable[[str, ValueKind, np.ndarray, Any], None]
+"""Add one attribute, unless no node has it: name, kind, the rows that have it (ascending), their values."""
+
+
+def strings(values: list[str]) -> Strings:
+    """A string column that stores equal strings once."""
+    table: dict[str, int] = {}
+    index = [table.setdefault(value, len(table)) for value in values]
+    return coded(list(table), np.array(index, dtype=np.int32))
+
+
+def coded(names: list[str], index: np.ndarray) -> Strings:
+    """A string column from ``index``, int[rows] into ``names``."""
+    return Strings([name.encode("utf-8", "replace") for name in names], index.astype(np.int32, copy=False))
+
+
+def whole_micros(lane: np.ndarray, length_ns: np.ndarray) -> np.ndarray:
+    """int64[N]: durations in whole µs. The remainder is carried to the next node of the lane, so that lanes
+    lose no time. Nodes are in the order of their start."""
+    order = lane_order(lane)
+    total = np.cumsum(length_ns[order])
+    nodes = np.bincount(lane)
+    nodes = nodes[nodes > 0]
+    first = np.cumsum(nodes) - nodes
+    total -= np.repeat(np.append(0, total)[first], nodes)
+    total //= 1000
+    micros = np.diff(total, prepend=0)
+    micros[first] = total[first]
+    result = np.empty(len(order), dtype=np.int64)
+    result[order] = micros
+    return result
+
+
+def _operators(rank: LinkedRank, graph: Graph) -> np.ndarray:
+    """int64[N]: the event of each node's operator (its own, or the one around its call), -1 for none."""
+    via = np.where(rank.calls >= 0, rank.calls, rank.timeline.parent)
+    return np.where(graph.event >= 0, nearest(rank.link.host_row >= 0, via)[graph.event], -1)
 
 
 def emit(
-    rank: LinkedRank,
-    graph: Graph,
-    number: int,
-    metadata: dict[str, Any],
-    timestamps: bool = True,
-    comm_types: CommTypes = "schema",
+    rank: LinkedRank, graph: Graph, number: int, metadata: dict[str, Any], timestamps: bool = True
 ) -> ExecutionTrace:
     """The columns of the file of rank ``number``. Node i of the graph gets id i + 1."""
     rows = len(graph)
     everywhere = np.arange(rows)
-    operator = emit_columns.operators(rank, graph)
+    operator = _operators(rank, graph)
     host_row = np.where(operator >= 0, rank.link.host_row[operator], -1)
     hierarchy = find_hierarchy(rank)
     work = find_work(rank, hierarchy.parent)
@@ -64,7 +93,7 @@ def emit(
             known = isinstance(values, Strings) or values.dtype == np.uint64
             attributes[name] = Attribute(kind, rows, values if known else narrowed(values))
 
-    emit_columns.add_host(rank, graph, operator, host_row, add)
+    _add_host(rank, graph, operator, host_row, add)
     lane_kind = np.array([lane.kind for lane in graph.lanes])
     add("is_cpu_op", "bool", everywhere, (lane_kind == "cpu")[graph.lane].astype(np.int32))
     on_gpu = np.flatnonzero((lane_kind == "gpu")[graph.lane])
@@ -75,24 +104,16 @@ def emit(
     add("lane", "int64", everywhere, graph.lane)
     further = np.flatnonzero(graph.segment > 0)
     add("segment", "int64", further, graph.segment[further])
-    emit_columns.add_hierarchy(graph, hierarchy, add)
-    emit_columns.add_device(rank, graph, work, add)
-    emit_columns.add_memory(rank, graph, add)
+    _add_hierarchy(graph, hierarchy, add)
+    _add_device(rank, graph, work, add)
+    _add_memory(rank, graph, add)
     del hierarchy, work  # each with columns of all events
-    # For ASTRA-sim, only those of known size, and of known peer or type.
     items = rank.communication.items
     communication = np.flatnonzero(graph.item >= 0)
-    is_kept = [
-        not item.is_local
-        and (
-            comm_types == "schema"
-            or (item.size > 0 and (item.peer >= 0 if item.is_message else item.collective is not None))
-        )
-        for item in items
-    ]
-    communication = communication[np.array(is_kept, dtype=bool)[graph.item[communication]]]
+    is_kept = np.array([not item.is_local for item in items], dtype=bool)
+    communication = communication[is_kept[graph.item[communication]]]
     items = [items[number] for number in graph.item[communication].tolist()]
-    _add_communication(communication, items, number, comm_types, add)
+    _add_communication(communication, items, number, add)
 
     sources = graph.source.astype(np.uint64)
     sources += np.uint64(1)
@@ -111,11 +132,11 @@ def emit(
         names=coded(names, name),
         types=types,
         start_micros=start.view(np.uint64),
-        duration_micros=emit_columns.whole_micros(graph.lane, graph.end - graph.start).view(np.uint64),
+        duration_micros=whole_micros(graph.lane, graph.end - graph.start).view(np.uint64),
         data_deps=Ragged(offsets, sources),
         ctrl_deps=Ragged(np.broadcast_to(np.int64(0), rows + 1), np.zeros(0, dtype=np.uint64)),
-        inputs=emit_columns.tensor_info(rank, graph, host_row, rank.host.inputs),
-        outputs=emit_columns.tensor_info(rank, graph, host_row, rank.host.outputs),
+        inputs=_tensor_info(rank, graph, host_row, rank.host.inputs),
+        outputs=_tensor_info(rank, graph, host_row, rank.host.outputs),
         attributes=attributes,
         metadata=metadata,
     )
@@ -137,32 +158,17 @@ def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
     return Strings(list(table), index)
 
 
-def _add_communication(
-    nodes: np.ndarray, of_node: list[Communication], rank: int, comm_types: CommTypes, add: Add
-) -> None:
-    """Add the attributes of the communication ``nodes``; ``of_node`` has one entry per node.
-
-    An unknown type or size is left out. ``comm_types``: "schema" keeps the collective types, "astra-sim"
-    substitutes those that ASTRA-sim does not simulate (``comm_operator`` has the actual operator).
-    """
+def _add_communication(nodes: np.ndarray, of_node: list[Communication], rank: int, add: Add) -> None:
+    """Add the attributes of the communication ``nodes``; ``of_node`` has one entry per node. An unknown type
+    or size is left out."""
 
     def add_known(name: str, kind: ValueKind, values: list[int | None]) -> None:
         known = [value for value in values if value is not None]
         at = nodes[np.array([value is not None for value in values], dtype=bool)]
         add(name, kind, at, np.array(known, dtype=np.int64))
 
-    kinds: list[int | None] = []
-    sizes: list[int | None] = []
-    for item in of_node:
-        kind, size = item.collective, item.size
-        if kind in NEAREST_IN_ASTRA_SIM and comm_types == "astra-sim":
-            if kind is CollectiveType.SCATTER and item.is_root and item.group.ranks:
-                size = max(1, size // len(item.group.ranks))  # the root's input is the output of all ranks
-            kind = NEAREST_IN_ASTRA_SIM[kind]
-        kinds.append(kind)
-        sizes.append(size or None)
-    add_known("comm_type", "int64", kinds)
-    add_known("comm_size", "int64", sizes)
+    add_known("comm_type", "int64", [item.collective for item in of_node])
+    add_known("comm_size", "int64", [item.size or None for item in of_node])
     text = {
         "pg_name": [str(group_number(item.group)) for item in of_node],
         "pg_original_name": [item.group.name for item in of_node],
@@ -184,3 +190,144 @@ def _add_communication(
         here = [end[at] if message else None for end, message in zip(ends, messages, strict=True)]
         add_known(name, "int32", here)
     add_known("comm_tag", "int32", [item.tag if item.is_message else None for item in of_node])
+
+
+# ---- attributes of operators, calls, kernels and memory ----
+
+
+def _add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np.ndarray, add: Add) -> None:
+    """rf_id, fw_parent, seq_id, scope, tid, fw_tid and op_schema on all nodes, as in MLCommons' converter;
+    and text attributes of operators, such as kernel attributes, if the host trace has any."""
+    host = rank.host
+    everywhere = np.arange(len(graph))
+    # The host row may be that of the structure step, whose ids the other steps' operators don't have.
+    own = {"rf_id": rank.device.rf_id, "seq_id": rank.device.sequence}
+    for name in NUMERIC:
+        values = np.append(getattr(host, name), DEFAULTS[name])[host_row]  # row -1: the default
+        if name in own and rank.device.recording is not None:
+            recorded = own[name][operator]
+            values = np.where((operator >= 0) & (recorded > 0), recorded, values)
+        if name == "tid":  # nodes without an operator get that of their lane
+            tids = np.zeros(len(graph.lanes), dtype=np.int64)
+            known = np.flatnonzero(host_row >= 0)
+            lanes, first = first_rows(graph.lane[known])
+            tids[lanes] = host.tid[host_row[known[first]]]
+            values = np.where(host_row >= 0, values, tids[graph.lane])
+        add(name, "int64", everywhere, values)
+    on_device = np.isin(graph.kind, DEVICE_KINDS)
+    stands = (host_row >= 0) & (graph.event >= 0) & ((graph.kind <= NodeKind.ANNOTATION) | on_device)
+    schema = np.append(host.op_schema, len(host.schemas))[np.where(stands, host_row, -1)]
+    add("op_schema", "string", everywhere, coded([*host.schemas, ""], schema))
+    if not host.texts:
+        return
+    nodes = np.flatnonzero(graph.is_first)
+    by_name: dict[str, list[tuple[int, str]]] = {}
+    for row, node in zip(rank.link.host_row[graph.event[nodes]].tolist(), nodes.tolist(), strict=True):
+        for name, text in host.texts.get(row, {}).items():
+            by_name.setdefault(name, []).append((node, text))
+    for name, pairs in sorted(by_name.items()):
+        add(name, "string", np.array([node for node, _ in pairs]), strings([text for _, text in pairs]))
+
+
+def _add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:
+    """``parent`` (id of the enclosing operator's first node), ``module`` and ``phase``."""
+    of_event = np.flatnonzero(graph.event >= 0)
+    event = graph.event[of_event]
+    own = hierarchy.parent[event]
+    node = np.where(own >= 0, graph.node_of(len(hierarchy.parent))[own], -1)
+    at = np.flatnonzero(node >= 0)
+    add("parent", "int64", of_event[at], node[at] + 1)
+    module = hierarchy.module[event]
+    at = np.flatnonzero(module >= 0)
+    add("module", "string", of_event[at], coded(hierarchy.modules, module[at]))
+    phase = hierarchy.phase[event]
+    at = np.flatnonzero(phase)
+    add("phase", "string", of_event[at], coded(PHASE_NAMES, phase[at]))
+
+
+def _add_device(rank: LinkedRank, graph: Graph, work: tuple[np.ndarray, np.ndarray], add: Add) -> None:
+    """Attributes of device nodes: ``num_ops``, ``tensor_size``, ``grid``, ``block``, ``graph_id``,
+    ``graph_launch`` (id of the launching node). Also ``launch_latency_ns``, of the node or of the overhead in
+    front of it: the earliest start after the launch; and ``stream_gap_ns`` of such overhead: the part of it
+    that remains after the other dependencies."""
+    device = rank.device
+    at = np.flatnonzero(np.isin(graph.kind, DEVICE_KINDS))
+    event = graph.event[at]
+    add("num_ops", "int64", at, work[0][event])
+    add("tensor_size", "uint64", at, work[1][event].astype(np.uint64))
+    shaped = device.shape[event] >= 0
+    for place, name in enumerate(("grid", "block")):
+        table = [shape[place] for shape in device.shapes]
+        add(name, "string", at[shaped], coded(table, device.shape[event[shaped]]))
+    for name, values in (("launch_latency_ns", graph.launch_latency), ("stream_gap_ns", graph.stream_gap)):
+        known = np.flatnonzero(values >= 0)
+        add(name, "int64", known, values[known])
+    launch = rank.calls[event]
+    of_graph = (launch >= 0) & named(device, lambda name: "GraphLaunch" in name)[launch]
+    at, event, launch = at[of_graph], event[of_graph], launch[of_graph]
+    add("graph_launch", "int64", at, graph.node_of(len(device))[launch] + 1)
+    add("graph_id", "int64", at, np.where(device.graph[event] >= 0, device.graph[event],
+                                          device.correlation[event]))  # fmt: skip
+
+
+def _tensor_info(
+    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[ByteStrings, Texts, Texts]
+) -> TensorInfo:
+    """Inputs or outputs of operators, communication and device work."""
+    row = np.where(graph.is_first, rank.link.host_row[graph.event], -1)
+    category = rank.device.category[graph.event]
+    on_device = (graph.event >= 0) & (category >= KERNEL) & (category < SYNC)
+    row = np.where(on_device, host_row, row)
+    items = rank.communication.items
+    for node in np.flatnonzero((graph.item >= 0) & ((row < 0) | on_device)).tolist():
+        launch = items[graph.item[node]].launch
+        if launch >= 0:
+            row[node] = rank.link.host_row[launch]
+    nodes = np.flatnonzero(row >= 0)
+    taken = row[nodes]
+    return TensorInfo(nodes, *(column.take(taken) for column in columns))
+
+
+def _add_memory(rank: LinkedRank, graph: Graph, add: Add) -> None:
+    """What each node allocated and freed, and the level of each device after it, see ``et.memory``.
+
+    An event belongs to the node of its thread that ran at its time, or that was the thread's last one. Events
+    of threads without nodes, and those before the first node, belong to the main thread's node and the first
+    one.
+    """
+    device, memory = rank.device, rank.device.memory
+    if not len(memory):
+        return
+    placed = np.flatnonzero((device.thread >= 0) & (rank.timeline.lane >= 0))
+    pairs, _ = coded_pairs(device.thread[placed], rank.timeline.lane[placed])
+    used = set(np.unique(graph.lane).tolist())
+    lane_of = {thread: number for thread, number in pairs if number in used}
+    lane = np.array([lane_of.get(thread, rank.timeline.main) for thread in memory.thread.tolist()])
+    node = np.zeros(len(memory), dtype=np.int64)
+    for number in np.unique(lane).tolist():
+        rows, at = np.flatnonzero(graph.lane == number), np.flatnonzero(lane == number)
+        if len(rows):
+            place = np.searchsorted(graph.start[rows], memory.time[at], side="right") - 1
+            node[at] = rows[np.maximum(place, 0)]
+    for number, name in enumerate(memory.devices):
+        own = np.flatnonzero(memory.device == number)
+        own = own[np.argsort(node[own], kind="stable")]
+        if not len(own):
+            continue
+        rows, first = first_rows(node[own])
+        last = np.append(first[1:], len(own)) - 1
+        size, level = memory.bytes[own], memory.allocated[own]
+        # A node that only frees memory has its peak before its first event.
+        highest = np.maximum(np.maximum.reduceat(level, first), level[first] - size[first])
+        values = {
+            memory_names.ALLOCATED: level[last],
+            memory_names.PEAK: highest,
+            memory_names.RESERVED: memory.reserved[own][last],
+            memory_names.ALLOCATIONS: np.add.reduceat((size > 0).astype(np.int64), first),
+            memory_names.FREES: np.add.reduceat((size < 0).astype(np.int64), first),
+            memory_names.ALLOCATED_IN: np.add.reduceat(np.maximum(size, 0), first),
+            memory_names.FREED_IN: np.add.reduceat(np.maximum(-size, 0), first),
+        }
+        for field, column in values.items():
+            if field != memory_names.RESERVED or column.any():
+                add(memory_names.attribute(name, field), "int64", rows, column)

@@ -18,8 +18,7 @@ import numpy as np
 
 from chakra_et.arrays import give_back, rows_by_value
 from chakra_et.convert import jobs
-from chakra_et.convert.emit import CommTypes, emit
-from chakra_et.convert.emit_columns import whole_micros
+from chakra_et.convert.emit import emit, whole_micros
 from chakra_et.convert.graph import link
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.communication import group_number
@@ -61,7 +60,6 @@ class PairOptions:
 
     step: str = "all"
     timestamps: bool = True
-    comm_types: CommTypes = "schema"
     allow_unlinked: bool = False
     groups: tuple[dict[str, Any], ...] = ()
     world_size: int = 0
@@ -169,7 +167,7 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
         "lanes": json.dumps(lanes, separators=(",", ":")),
         **({"device_name": rank.device.device_name} if rank.device.device_name else {}),
     }
-    trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types)
+    trace = emit(rank, graph, number, metadata, options.timestamps)
     trace.metadata["steps_micros"] = step_facts(device.recording, dict(options.untraced_us).get(number, ()))
     if device.recording is not None:
         take_off_cost(trace, device.recording, rank.per_operator_ns)

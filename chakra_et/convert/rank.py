@@ -116,7 +116,7 @@ def convert_rank(job: RankJob) -> RankResult:
 
 def options_text(options: PairOptions) -> str:
     """Options that affect the output (cache key)."""
-    names = ("step", "timestamps", "comm_types")
+    names = ("step", "timestamps")
     shape = {name: getattr(options, name) for name in names}
     shape["comm_kernels"] = 0
     with contextlib.suppress(OSError):  # the conversion reports the error

@@ -22,7 +22,6 @@ from typing import Any
 
 from chakra_et import files
 from chakra_et.convert import jobs
-from chakra_et.convert.groups import match_groups
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import MANIFEST, Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.convert.together import (
@@ -32,6 +31,7 @@ from chakra_et.convert.together import (
     finish_rank,
     groups_of,
     joint_times,
+    match_groups,
 )
 from chakra_et.errors import TraceError
 from chakra_et.et import record

@@ -50,7 +50,7 @@ def check_file_for_astra(
     other = (kind >= 0) & ~np.isin(kind, (*SIMULATED, CollectiveType.BROADCAST))
     first = int(kind[np.argmax(other)]) if other.any() else -1
     name = CollectiveType(first).name if first in set(CollectiveType) else f"collective of type {first}"
-    yield from found("astra-collective", other, f"is a {name}: convert with --comm-types astra-sim")
+    yield from found("astra-collective", other, f"is a {name}: make a bundle of it with chakra-et astra")
     compute = (trace.types == NodeType.COMP) & (trace.column("is_cpu_op") == 0)
     skipped = compute & (trace.column("tensor_size") <= 0) & (trace.duration_micros > 0)
     message = "has a duration and no tensor_size: with roofline-enabled it takes no time"

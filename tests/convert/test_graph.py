@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et.convert.emit_columns import whole_micros
+from chakra_et.convert.emit import whole_micros
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, NodeKind
 from tests.generator import Features, Program, generate, run

@@ -195,9 +195,8 @@ def _on_gpu(
         if isinstance(what, CollectiveType):
             if what is CollectiveType.BARRIER:
                 size = max(size, 1) if is_nccl else 1
-            is_root = what is CollectiveType.SCATTER and bool(facts.in_elements)
             flag = _async_flag(around.values(launch))
-            item = replace(item, collective=what, asynchronous=flag, size=size, is_root=is_root)
+            item = replace(item, collective=what, asynchronous=flag, size=size)
             if what is CollectiveType.ALL_TO_ALL:
                 sent, got = around.splits(launch, facts)
                 item = replace(item, in_split=sent, out_split=got)
@@ -331,7 +330,6 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
     size = sum(each for each, _ in given)
     if not size and what is CollectiveType.SCATTER:
         size = arguments[0][0] if arguments else 0  # not the root: its output is the shard
-    is_root = what is CollectiveType.SCATTER and (bool(own) if ended else len(arguments) > len(given))
     values = around.values(launch)
     item = Communication(
         event=row,
@@ -343,7 +341,6 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
         dtype=around.dtype(row) or around.dtype(launch),
         api=api,
         storages=frozenset(storage for _, storage in (*own, *arguments) if storage >= 0),
-        is_root=is_root,
         ended=ended,
     )
     if isinstance(what, CollectiveType):
