@@ -90,13 +90,10 @@ class ConvertConfig:
     )
     allow_missing_ranks: bool = _flag(False, "continue if traces of some ranks are missing", group=RARE)
     max_bytes: int = _flag(8 << 30, "reject a larger trace (uncompressed size)", group=RARE)
-    timeout: float = _flag(0.0, "seconds per rank; 0: no limit", group=RARE, metavar="SECONDS")
 
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise ValueError(f"--workers must be 0 (one per core) or more, not {self.workers}")
-        if not self.timeout >= 0:
-            raise ValueError(f"--timeout must be 0 (no limit) or more seconds, not {self.timeout}")
         if not CLUSTERS.fullmatch(self.cluster):
             raise ValueError(f"--cluster must be local, slurm or tcp://HOST:PORT, not {self.cluster!r}")
         if self.step != "all" and not (self.step.isascii() and self.step.isdigit()):

@@ -1,4 +1,4 @@
-"""Run jobs in other processes: several with a time limit each, or one beside this process.
+"""Run jobs in other processes: several, or one beside this process.
 
 A job that dies affects no other. On Windows all jobs run in this process.
 """
@@ -27,13 +27,12 @@ _PROCESSES = hasattr(os, "killpg")
 
 
 def run(
-    function: Callable[[Argument], Any], arguments: Sequence[Argument], workers: int, timeout: float = 0
+    function: Callable[[Argument], Any], arguments: Sequence[Argument], workers: int
 ) -> Generator[tuple[int, Any], None, None]:
     """Yield (index of the argument, result or ``TraceError``) as the jobs finish.
 
-    With 0 workers the jobs run in this process. If a worker dies or exceeds ``timeout`` seconds (0: none),
-    its job gives a ``TraceError``. All workers have ended when the generator ends, also by an
-    exception, and soon after this process is killed.
+    With 0 workers the jobs run in this process. If a worker dies, its job gives a ``TraceError``. All workers
+    have ended when the generator ends, also by an exception, and soon after this process is killed.
     """
     if not workers or not _PROCESSES:
         for number, argument in enumerate(arguments):
@@ -42,34 +41,23 @@ def run(
     from multiprocessing.connection import wait  # a tenth of the time of converting a small trace
 
     waiting = list(enumerate(arguments))[::-1]
-    running: dict[Connection, tuple[int, BaseProcess, float]] = {}
+    running: dict[Connection, tuple[int, BaseProcess]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 number, argument = waiting.pop()
-                deadline = time.monotonic() + timeout if timeout else float("inf")
                 with _signals_held():  # or an interrupt could leave a worker that is not in running
                     process, receiver = _start(function, argument)
-                    running[receiver] = (number, process, deadline)
-            nearest = min(deadline for _, _, deadline in running.values()) - time.monotonic()
-            ready = wait(list(running), None if nearest == float("inf") else max(0.0, nearest))
-            now = time.monotonic()
-            for receiver in list(running):
-                number, process, deadline = running[receiver]
-                if receiver in ready:
-                    result = _receive(receiver, process)
-                elif now >= deadline:
-                    result = TraceError(
-                        f"gave up after {timeout:g} s; increase --timeout, or check the trace."
-                    )
-                else:
-                    continue
+                    running[receiver] = number, process
+            for receiver in cast("list[Connection]", wait(list(running))):
+                number, process = running[receiver]
+                result = _receive(receiver, process)
                 _end(process)
                 receiver.close()
                 del running[receiver]
                 yield number, result
     finally:
-        for _, process, _ in running.values():
+        for _, process in running.values():
             _end(process)
 
 

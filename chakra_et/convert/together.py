@@ -151,8 +151,8 @@ def _check_times(result: SetResult, agree: bool) -> None:
 # ---- groups that no trace records: which communicator of one rank is which of another's ----
 #
 # A rank tells its unnamed communicators apart by their streams, and ranks may use theirs in another order.
-# The collectives of one communicator have the same kinds and sizes in the same order on all of its ranks, each
-# overlaps in time with itself on the others, and all end together.
+# The collectives of one communicator have the same kinds and sizes in the same order on all of its ranks,
+# each overlaps in time with itself on the others, and all end together.
 
 
 @dataclass(eq=False)

@@ -60,12 +60,12 @@ def _connected(stack: contextlib.ExitStack, cluster: str, workers: int) -> Any:
 
 
 def _run(
-    client: Any, function: Callable[[Any], Any], arguments: Sequence[Any], workers: int, timeout: float = 0
+    client: Any, function: Callable[[Any], Any], arguments: Sequence[Any], workers: int
 ) -> Generator[tuple[int, Any], None, None]:
     """``jobs.run`` on the workers of a cluster, however many there are."""
     from distributed import as_completed
 
-    task = functools.partial(_in_process, os.getcwd(), timeout, function)
+    task = functools.partial(_in_process, os.getcwd(), function)
     futures = client.map(task, arguments, pure=False, batch_size=1000)
     number = {future.key: at for at, future in enumerate(futures)}
     for future in as_completed(futures):
@@ -77,15 +77,12 @@ def _run(
         yield number[future.key], outcome
 
 
-def _in_process(folder: str, timeout: float, function: Callable[[Any], Any], argument: Any) -> Any:
+def _in_process(folder: str, function: Callable[[Any], Any], argument: Any) -> Any:
     """The outcome of a job in a process of its own: one that dies doesn't take Dask's worker along, for whose
     death Dask would blame all its tasks."""
     command = [sys.executable, "-c", "from chakra_et.ranks.cluster import _child; _child()"]
     content = pickle.dumps((function, argument))
-    try:
-        done = subprocess.run(command, cwd=folder, input=content, stdout=-1, timeout=timeout or None)
-    except subprocess.TimeoutExpired:
-        return TraceError(f"gave up after {timeout:g} s; increase --timeout, or check the trace.")
+    done = subprocess.run(command, cwd=folder, input=content, stdout=-1)
     if done.returncode:
         return TraceError(f"its process ended with status {done.returncode}, perhaps for lack of memory.")
     return pickle.loads(done.stdout)

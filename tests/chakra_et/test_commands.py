@@ -248,7 +248,6 @@ def test_mlcommons_engine_reports_missing_tools(folder: Path) -> None:
         (["--dir", "."], "no trace matches"),
         (["--workers", "-1"], "--workers must be"),
         (["--step", "last"], "--step must be"),
-        (["--timeout", "-2"], "--timeout must be"),
     ],
 )
 def test_bad_arguments_are_one_sentence(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -257,19 +256,17 @@ def test_bad_arguments_are_one_sentence(tmp_path: Path, arguments: list[str], wo
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
 
 
-def sleeps_or_dies(what: str) -> str:
+def dies_or_fails(what: str) -> str:
     if what == "dies":
         os.kill(os.getpid(), 9)
-    if what == "sleeps":
-        time.sleep(60)
     if what == "fails":
         raise KeyError("a defect")
     return what
 
 
-def test_job_that_hangs_dies_or_fails_affects_no_other() -> None:
-    results = dict(jobs.run(sleeps_or_dies, ["sleeps", "dies", "fails", "works"], workers=4, timeout=3))
-    assert results[3] == "works"
-    assert all(isinstance(results[number], TraceError) for number in range(3))
-    for number, words in enumerate(("gave up after 3 s", "killed", "internal error KeyError")):
+def test_job_that_dies_or_fails_affects_no_other() -> None:
+    results = dict(jobs.run(dies_or_fails, ["dies", "fails", "works"], workers=3))
+    assert results[2] == "works"
+    assert all(isinstance(results[number], TraceError) for number in range(2))
+    for number, words in enumerate(("killed", "internal error KeyError")):
         assert words in str(results[number])
