@@ -6,6 +6,7 @@ Joint times are those that need all ranks: clock offsets, and the wait of each c
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,14 +126,11 @@ def _check_times(result: SetResult, agree: bool) -> None:
     on_one = [[rank for rank in windows if result.good[rank].process[0] == clock] for clock in sorted(clocks)]
     for ranks, one_clock in [*((ranks, True) for ranks in on_one), (list(windows), False)]:
         # The longest time in which no rank was recorded, between the others.
-        widest, before, after, last = 0, -1, -1, -1
-        for rank in sorted(ranks, key=lambda rank: windows[rank]):
-            gap = windows[rank][0] - windows[last][1] if last >= 0 else 0
-            if (gap, last, rank) > (widest, before, after) and gap > 0:
-                widest, before, after = gap, last, rank
-            if last < 0 or windows[rank][1] > windows[last][1]:
-                last = rank
-        if not widest:
+        ordered = sorted(ranks, key=lambda rank: windows[rank])
+        latest = itertools.accumulate(ordered, lambda a, b: b if windows[b][1] > windows[a][1] else a)
+        gaps = [(windows[b][0] - windows[a][1], a, b) for a, b in zip(latest, ordered[1:], strict=False)]
+        widest, before, after = max(gaps, default=(0, -1, -1))
+        if widest <= 0:
             continue
         seconds = widest / 1e9
         apart = f"{seconds:.3g} s" if seconds < DAY_SECONDS else f"{seconds / DAY_SECONDS:.0f} days"

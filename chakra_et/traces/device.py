@@ -63,18 +63,6 @@ class Modules:
 
 
 @dataclass(eq=False, repr=False)
-class OperatorInputs:
-    """The operators' arguments as recorded by Kineto: one JSON text per row, empty for none.
-
-    ``values``: concrete inputs; ``shapes`` and ``types`` of the tensors.
-    """
-
-    values: list[bytes]
-    shapes: list[bytes]
-    types: list[bytes]
-
-
-@dataclass(eq=False, repr=False)
 class DeviceTrace:
     """The events of one rank that become nodes or edges, one row each, sorted by start time.
 
@@ -89,7 +77,8 @@ class DeviceTrace:
     - ``findings``: counts of what was left out or repaired
     - ``memory``: allocations and frees, if they were recorded
     - ``recording``: what our tracer wrote about steps and costs, see ``device_format.Recording``
-    - ``inputs``: None unless requested
+    - ``inputs``: values, shapes and types of the operators' arguments, one JSON text per row, empty for none;
+      None unless requested, and for a selection
     - ``strides``: row → strides of an operator's arguments, as JSON text, if one isn't contiguous; empty
       unless requested
     """
@@ -123,7 +112,7 @@ class DeviceTrace:
     distributed: dict[str, Any] = field(default_factory=dict)
     host_name: str = ""
     device_name: str = ""
-    inputs: OperatorInputs | None = None
+    inputs: tuple[list[bytes], ...] | None = None
     strides: dict[int, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=no_memory)
     recording: Recording | None = None
@@ -140,10 +129,7 @@ class DeviceTrace:
         for name in SPARSE:
             table = getattr(self, name)
             changes[name] = {place[row]: value for row, value in table.items() if row in place}
-        if self.inputs:
-            texts = ([column[row] for row in rows.tolist()] for column in vars(self.inputs).values())
-            changes["inputs"] = OperatorInputs(*texts)
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **changes, inputs=None)
 
 
 def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = False) -> DeviceTrace:
@@ -168,7 +154,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = Fa
     place[order] = np.arange(len(order))
     inputs = None
     if columns.inputs is not None:
-        inputs = OperatorInputs(*([column[row] for row in order.tolist()] for column in columns.inputs))
+        inputs = tuple([column[row] for row in order.tolist()] for column in columns.inputs)
     properties = header.deviceProperties
     first = properties[0] if isinstance(properties, list) and properties else {}
     rows: dict[str, Any] = {
@@ -288,13 +274,12 @@ def operators_of(device: DeviceTrace) -> HostTrace:
     """
     rows = np.flatnonzero((device.category == CPU_OP) | (device.category == ANNOTATION))
     count = len(rows)
-    empty = OperatorInputs([b""] * len(device), [b""] * len(device), [b""] * len(device))
-    inputs = device.inputs or empty
+    argument_values, shapes, types = device.inputs or ([b""] * len(device),) * 3
     taken = rows.tolist()
     nothing = Texts([_NOTHING], np.zeros(count, dtype=np.int32))
     none = np.zeros(count, dtype=np.int64)
     values, results = Packer(), Packer()
-    values.add([inputs.values[row] or _NOTHING for row in taken])
+    values.add([argument_values[row] or _NOTHING for row in taken])
     results.add([_NOTHING] * count)
     return HostTrace(
         path=device.path,
@@ -312,8 +297,8 @@ def operators_of(device: DeviceTrace) -> HostTrace:
         fw_tid=np.maximum(device.forward_thread[rows], 0),
         inputs=(
             values.packed(),
-            Texts.of([inputs.shapes[row] or _NOTHING for row in taken]),
-            Texts.of([_host_types(inputs.types[row]) for row in taken]),
+            Texts.of([shapes[row] or _NOTHING for row in taken]),
+            Texts.of([_host_types(types[row]) for row in taken]),
         ),
         outputs=(results.packed(), nothing, nothing),
         communication={},

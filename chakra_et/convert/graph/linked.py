@@ -26,7 +26,7 @@ from chakra_et.convert.graph.link import Link, aligned, check, link, operators_a
 from chakra_et.convert.graph.timeline import STEP, Timeline, named, on_device, steps
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
-from chakra_et.traces.device import DeviceTrace, OperatorInputs
+from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP, KERNEL, MEMCPY, RUNTIME, SYNC
 from chakra_et.traces.fields import as_number
 from chakra_et.traces.host import HostTrace
@@ -266,10 +266,6 @@ def with_work_before(
     filled |= dict(zip(("device", "stream"), np.array(streams)[busy].T, strict=True))
     for name, values in filled.items():
         columns[name][rows:] = values
-    if device.inputs:
-        columns["inputs"] = OperatorInputs(
-            *([*texts, *[b""] * count] for texts in vars(device.inputs).values())
-        )
     device = dataclasses.replace(device, **columns)
     linked = dataclasses.replace(linked, host_row=np.append(linked.host_row, np.full(count, -1)))
     calls = np.append(calls, np.full(count, -1))
