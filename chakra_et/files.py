@@ -211,20 +211,19 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path, shared: bool, wait: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock on ``folder``, exclusive or ``shared``.
+def folder_lock(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
+    """Hold an exclusive lock on ``folder``.
 
     ``wait`` is called once if another process holds it. File systems without locks are not waited for.
     """
     with contextlib.nullcontext() if is_remote(folder) else _handle(folder) as handle:
         if handle is not None:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             with contextlib.suppress(OSError):
                 try:
-                    fcntl.flock(handle, kind | fcntl.LOCK_NB)
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     wait()
-                    fcntl.flock(handle, kind)
+                    fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
