@@ -43,6 +43,7 @@ MAX_SPAN = 7 * 86_400e6
 _TYPE = re.compile(rb'"([^"\\]*)"')
 _NOT_TENSORS = frozenset((b"", b"Scalar", b"ScalarList", b"TensorList", b"Device", b"Layout", b"Generator"))
 _NOTHING = b"[]"
+Arguments = tuple[list[bytes], ...]
 
 
 @dataclass(eq=False, repr=False)
@@ -112,7 +113,7 @@ class DeviceTrace:
     distributed: dict[str, Any] = field(default_factory=dict)
     host_name: str = ""
     device_name: str = ""
-    inputs: tuple[list[bytes], ...] | None = None
+    inputs: Arguments | None = None
     strides: dict[int, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=no_memory)
     recording: Recording | None = None

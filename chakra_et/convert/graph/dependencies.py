@@ -30,8 +30,9 @@ from chakra_et.traces.device_format import ANNOTATION, CPU_OP, MEMCPY, MEMSET, R
 # Launches that a stream holds before the next one blocks: CUDA's, where the trace doesn't tell.
 QUEUE = 1024
 LEAST_QUEUE, QUEUE_SPREAD = 64, 0.05
-# A launch that takes as many times as long as the quickest quarter was blocked, or loaded its module.
-BLOCKED = 3
+# A launch that takes as many times as long as the quickest quarter was blocked, or loaded its module. In a step
+# that the device bounds most may be blocked, but no host takes longer than this for one that isn't.
+BLOCKED, QUICK_NS = 3, 8_000
 # A shorter gap of the host needs no cause.
 LONG_NS = 50_000
 # A host that spins goes on within this time after the work has ended, and within this part of the gap.
@@ -176,7 +177,7 @@ def _full_queues(rank: LinkedRank, launches: Launches, found: Dependencies) -> N
     if len(own) < LEAST_QUEUE:
         return
     lasts = time.end[calls] - time.start[calls]
-    quick = np.partition(lasts[own], len(own) // 4)[len(own) // 4]
+    quick = min(np.partition(lasts[own], len(own) // 4)[len(own) // 4], QUICK_NS)
     blocked = []
     for _, rows in launches.streams.values():
         if len(rows) <= LEAST_QUEUE:
