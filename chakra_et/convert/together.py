@@ -122,12 +122,17 @@ def _check_times(result: SetResult, agree: bool) -> None:
     """Check that the ranks were recorded at the same time. ``agree``: all their collectives match."""
     # Hosts may have different clocks, so a gap between them alone is a warning, unless no clock is so wrong.
     windows = {rank: r.window for rank, r in result.good.items() if r.window[0] > AFTER_2001_NS}
+
+    def later(a: int, b: int) -> int:
+        """The one of two ranks whose recording ended later."""
+        return b if windows[b][1] > windows[a][1] else a
+
     clocks = {result.good[rank].process[0] for rank in windows} - {""}
     on_one = [[rank for rank in windows if result.good[rank].process[0] == clock] for clock in sorted(clocks)]
     for ranks, one_clock in [*((ranks, True) for ranks in on_one), (list(windows), False)]:
         # The longest time in which no rank was recorded, between the others.
         ordered = sorted(ranks, key=lambda rank: windows[rank])
-        latest = itertools.accumulate(ordered, lambda a, b: b if windows[b][1] > windows[a][1] else a)
+        latest = itertools.accumulate(ordered, later)
         gaps = [(windows[b][0] - windows[a][1], a, b) for a, b in zip(latest, ordered[1:], strict=False)]
         widest, before, after = max(gaps, default=(0, -1, -1))
         if widest <= 0:

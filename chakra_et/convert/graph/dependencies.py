@@ -30,8 +30,8 @@ from chakra_et.traces.device_format import ANNOTATION, CPU_OP, MEMCPY, MEMSET, R
 # Launches that a stream holds before the next one blocks: CUDA's, where the trace doesn't tell.
 QUEUE = 1024
 LEAST_QUEUE, QUEUE_SPREAD = 64, 0.05
-# A launch that takes as many times as long as the quickest quarter was blocked, or loaded its module. In a step
-# that the device bounds most may be blocked, but no host takes longer than this for one that isn't.
+# A launch that takes as many times as long as the quickest quarter was blocked, or loaded its module. In a
+# step that the device bounds most may be blocked, but no host takes longer than this for one that isn't.
 BLOCKED, QUICK_NS = 3, 8_000
 # A shorter gap of the host needs no cause.
 LONG_NS = 50_000
