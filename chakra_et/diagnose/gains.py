@@ -7,16 +7,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chakra_et.diagnose.node_classes import ALLOCATING, CLASSES, COMPILING, HOST, LOADING, STARTING
+from chakra_et.diagnose.rates import LISTED
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, WAIT, activity
+from chakra_et.simulate.critical_path import critical_path, find_operations
+from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, Setting
+from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.transform.changes import Change
 from chakra_et.transform.durations import RankAs
 
 FEW_RANKS = 8
 """Of more ranks than these, only the ones that compute the longest are tried as the slow ones."""
+LONG_NS = 1e6
+"""Who does so long nothing that was recorded, isn't launching."""
 SLOWER = 0.02
 """By which part a rank must compute longer than the median one to be one of several slow ranks."""
 
@@ -115,3 +122,45 @@ def busy_time(run: Run) -> BusyTime:
     message, group = messages / max(total, 1), max(waited - messages, 0) / max(total, 1)
     shares = {name: float(np.mean([each[at] for each in parts])) for at, name in enumerate(ACTIVITIES)}
     return BusyTime(shares, hidden / (hidden + shown) if hidden + shown else None, message, group)
+
+
+def host_path(run: Run, classes: np.ndarray) -> tuple[list[tuple[str, float]], float]:
+    """What the host does on the critical path: [(name, share)], the most time first, and the share of
+    stretches of ``LONG_NS`` and more outside of operators and calls, which are no launching."""
+    times = map(run.graph.scatter, (run.start_ns, run.end_ns))
+    operations = find_operations(run.matching, run.start_ns)
+    path = critical_path(run.graph, operations, ReplayResult(*times, run.release_ns))
+    on_host = np.isin(classes[path.node], (HOST, COMPILING, ALLOCATING, LOADING, STARTING))
+    node, lasts = path.node[on_host], path.lasts_ns[on_host]
+    spent, total = np.bincount(run.name_of[node], lasts, len(run.names)), max(int(lasts.sum()), 1)
+    outside = (run.kind[node] == KINDS.index("host-overhead")) & (lasts >= LONG_NS)
+    if any("skeleton" in trace.metadata for trace in run.graph.traces):
+        outside[:] = False  # a node stands for many
+    names = np.argsort(-spent, kind="stable")[:LISTED].tolist()
+    return [(run.names[at], spent[at] / total) for at in names], float(lasts[outside].sum() / total)
+
+
+def slow_in(run: Run, classes: np.ndarray, rank: int) -> str:
+    """The class of work for which a rank takes most time beyond the median of all."""
+    count, ranks = len(CLASSES), len(run.graph.ranks)
+    own = np.where(run.is_communication, 0, run.measured.own_ns)
+    spent = np.bincount(run.graph.trace_of * count + classes, own, ranks * count).reshape(ranks, count)
+    beyond = spent[run.graph.ranks.index(rank)] - np.median(spent, axis=0)
+    return CLASSES[int(beyond.argmax())]
+
+
+def uneven_steps(run: Run) -> str:
+    """A sentence where a step lasts much longer than the median one: warm-up, or an outlier."""
+    for rank, steps in zip(run.graph.ranks, run.steps, strict=True):
+        if steps.measured_ns is None or len(steps.names) < 3:
+            continue
+        middle = float(np.median(steps.measured_ns))
+        most = int(np.argmax(steps.measured_ns))
+        ratio = steps.measured_ns[most] / middle if middle else 1.0
+        spread = float(np.median(np.abs(steps.measured_ns - middle))) / middle if middle else 0.0
+        if ratio >= 1.2 and ratio - 1 >= 5 * spread:
+            why = "; the first recorded one, so that it may be warm-up" if most == 0 else ""
+            if most == len(steps.names) - 1:
+                why = "; the last one, in which devices also end what was queued before"
+            return f"{steps.names[most]} of rank {rank} takes {ratio:.1f} times the median step{why}."
+    return ""

@@ -50,6 +50,8 @@ _CALLS = (
 _HOST_COPY = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost|Host -> Device|Device -> Host")
 _DEPTH = 256
 _WAITING = re.compile(r"Sync|Wait|Query|Memcpy|Memset", re.I)
+BEFORE = "work before the recording"
+"""Nodes of the device that stand for work of unknown kinds, see ``convert``."""
 STARTS_NS, STARTS_TIMES = 10e6, 100
 """A call that waits for nothing, takes at least so long, and so many times the median one, starts a device up
 or loads code: others take microseconds."""
@@ -68,6 +70,9 @@ def node_classes(run: Run) -> np.ndarray:
         arithmetic = np.where((operations > 0) & (moved > 0), operations > RIDGE * moved, named)
         found[on_device] = np.where(arithmetic & (kind == "kernel"), COMPUTE, MEMORY)[on_device]
         found[on_device & (kind == "copy") & _named(run, _HOST_COPY)] = COPYING
+        unknown = on_device & np.array([name == BEFORE for name in run.names])[run.name_of]
+        known = np.bincount(found, run.measured.own_ns * (on_device & ~unknown), len(CLASSES))
+        found[unknown] = COMPUTE if known[COMPUTE] >= known[MEMORY] else MEMORY  # as most of the rest
     else:
         found[kind == "operator"] = COMPUTE
     for number, pattern in _CALLS:

@@ -13,10 +13,14 @@ import numpy as np
 from chakra_et.cost.gpus import by_driver
 from chakra_et.cost.operator_calls import CLASSES, OperatorCall
 from chakra_et.cost.operator_times import GpuModel, gpu_model
+from chakra_et.diagnose import node_classes
 from chakra_et.predict.gpu_work import device_work, kernel_kinds, launched_operators
 from chakra_et.simulate.run import Run
+from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.text import shortened
 
 WORK = ("num_ops", "tensor_size")
+LISTED, LONGEST = 3, 80
 FURTHEST = 20.0
 """Beyond this factor, an operator didn't do what its shapes say."""
 
@@ -121,3 +125,69 @@ def amount_per_second(
     lasts = np.bincount(index[known], length[known], count)
     rate = np.divide(total * 1e9, lasts, out=np.zeros(count), where=lasts > 0)
     return [each or None for each in rate.tolist()]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel (on ranks without devices, an operator) by name: ``share`` of the time of all, ``time_ms`` per
+    step and rank; ``flops`` and ``bytes_per_s`` over its time, None where the files lack its work;
+    ``of_peak``: which part of the GPU's peak that is, and ``times_usual``: how many times as long as such
+    work usually takes there, as above."""
+
+    name: str
+    kind: str
+    share: float
+    time_ms: float
+    count: float
+    flops: float | None
+    bytes_per_s: float | None
+    of_peak: float | None = None
+    times_usual: float | None = None
+    on_cpu: bool = False
+
+    def __str__(self) -> str:
+        rate = ""
+        if self.flops and self.kind == node_classes.CLASSES[node_classes.COMPUTE]:
+            rate = f", {self.flops / 1e12:.3g} TFLOP/s"
+        elif self.bytes_per_s:
+            rate = f", {self.bytes_per_s / 1e9:,.0f} GB/s"
+        if rate and self.of_peak:
+            rate += f" ({self.of_peak:.0%} of the peak)"
+        if self.times_usual:
+            rate += f", {self.times_usual:.1f} × the usual time"
+        return f"{shortened(self.name, LONGEST)} {self.share:.0%}{rate}"
+
+
+def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
+    """The ``LISTED`` names with the most time, of devices or else of the operators of the CPU."""
+    chosen = device if device.any() else run.kind == KINDS.index("operator")
+    chosen = chosen & np.array([name != node_classes.BEFORE for name in run.names])[run.name_of]
+    columns = (
+        run.measured.own_ns,
+        chosen,
+        *(run.graph.attribute(of, 0) for of in ("num_ops", "tensor_size")),
+    )
+    spent, count, operations, moved = (
+        np.bincount(run.name_of, np.where(chosen, each, 0).astype(float), len(run.names)) for each in columns
+    )
+    times = sum(max(len(steps.names), 1) for steps in run.steps)
+    against = find_rates(run).of(run.name_of, run.graph.duration_ns, len(run.names))
+    found = []
+    for name in np.argsort(-spent, kind="stable")[:LISTED].tolist():
+        if not spent[name]:
+            break
+        of = classes[(run.name_of == name) & chosen]
+        found.append(
+            Kernel(
+                run.names[name],
+                node_classes.CLASSES[int(np.bincount(of).argmax())],
+                float(spent[name] / max(spent.sum(), 1)),
+                float(spent[name] / 1e6 / times),
+                float(count[name] / times),
+                float(operations[name] / spent[name] * 1e9) or None,
+                float(moved[name] / spent[name] * 1e9) or None,
+                *against[name],
+                on_cpu=not device.any(),
+            )
+        )
+    return found

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.diagnose.gains import BusyTime, Faster, busy_time, gain, slow_ranks, step_ms
+from chakra_et.diagnose.gains import (
+    BusyTime,
+    Faster,
+    busy_time,
+    gain,
+    host_path,
+    slow_in,
+    slow_ranks,
+    step_ms,
+    uneven_steps,
+)
 from chakra_et.diagnose.node_classes import (
     ALLOCATING,
     CLASSES,
@@ -25,12 +35,9 @@ from chakra_et.diagnose.node_classes import (
     node_classes,
     on_devices,
 )
-from chakra_et.diagnose.rates import find_rates
+from chakra_et.diagnose.rates import LISTED, LONGEST, Kernel, top_kernels
 from chakra_et.et.node_attributes import in_phase
-from chakra_et.simulate.critical_path import critical_path, find_operations
-from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, together
-from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural, shortened
 from chakra_et.transform.durations import Overlap
 
@@ -39,13 +46,10 @@ CAUSE = 0.15
 WORTH = 0.01
 """Changes with less gain aren't listed."""
 BUSY, MOSTLY, IDLE, ABOVE = 0.9, 0.8, 0.25, 1.1
-BEFORE = "work before the recording"
-"""Nodes of the device that stand for work of unknown kinds, see ``convert``."""
-LONG_NS, OUTSIDE = 1e6, "outside of operators"
+OUTSIDE = "outside of operators"
 DEVICE = -1
 """All work of the device together."""
 _PHASES = (b"forward", b"backward", b"optimizer")
-LISTED, LONGEST = 3, 80
 
 BOUND_BY = {
     "compute": "arithmetic of the device",
@@ -64,37 +68,6 @@ BOUND_BY = {
     "host copies": "copies between the host and the device",
     "unknown": "nothing that the files show",
 }
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel (on ranks without devices, an operator) by name: ``share`` of the time of all, ``time_ms`` per
-    step and rank; ``flops`` and ``bytes_per_s`` over its time, None where the files lack its work;
-    ``of_peak``: which part of the GPU's peak that is, and ``times_usual``: how many times as long as such
-    work usually takes there, see ``rates``."""
-
-    name: str
-    kind: str
-    share: float
-    time_ms: float
-    count: float
-    flops: float | None
-    bytes_per_s: float | None
-    of_peak: float | None = None
-    times_usual: float | None = None
-    on_cpu: bool = False
-
-    def __str__(self) -> str:
-        rate = ""
-        if self.flops and self.kind == CLASSES[COMPUTE]:
-            rate = f", {self.flops / 1e12:.3g} TFLOP/s"
-        elif self.bytes_per_s:
-            rate = f", {self.bytes_per_s / 1e9:,.0f} GB/s"
-        if rate and self.of_peak:
-            rate += f" ({self.of_peak:.0%} of the peak)"
-        if self.times_usual:
-            rate += f", {self.times_usual:.1f} × the usual time"
-        return f"{shortened(self.name, LONGEST)} {self.share:.0%}{rate}"
 
 
 @dataclass(frozen=True)
@@ -195,7 +168,7 @@ def diagnose(run: Run) -> Diagnosis:
     has_device = bool(device.any())
     causes = {CLASSES[number]: value for number, value in gone.items()}
     causes |= {"rank": slow_gain if slow else 0.0, "skew": skew, "bubble": busy.message_wait}
-    on_path, outside = _host_path(aligned, classes)
+    on_path, outside = host_path(aligned, classes)
     bound = _bound(causes, halved, "host" if has_device and outside < 0.5 else "python", has_device)
     found = Diagnosis(
         name=run.name,
@@ -207,15 +180,15 @@ def diagnose(run: Run) -> Diagnosis:
         slow_rank=slow[0] if slow else None,
         slow_rank_gain=slow_gain if slow else 0.0,
         slow_ranks=tuple(slow),
-        slow_in=_slow_in(run, classes, slow[0]) if slow else "",
+        slow_in=slow_in(run, classes, slow[0]) if slow else "",
         skew_ms=float(run.release_ns.max(initial=0)) / 1e6,
         skew_gain=max(skew, 0.0),
         shares=busy.shares,
         hidden=busy.hidden,
-        kernels=_kernels(run, classes, device),
+        kernels=top_kernels(run, classes, device),
         proposals=[],
         contradictions={},
-        uneven_steps=_uneven(run),
+        uneven_steps=uneven_steps(run),
     )
     proposals = sorted(_proposals(aligned, found, has_device, halved, gone), key=lambda each: -each.gain)
     return replace(
@@ -264,22 +237,6 @@ def _evidence(
     return f"Twice as fast, it would make the step {halved[number]:.0%} shorter (time of the ranks: {parts})."
 
 
-def _host_path(run: Run, classes: np.ndarray) -> tuple[list[tuple[str, float]], float]:
-    """What the host does on the critical path: [(name, share)], the most time first, and the share of
-    stretches of ``LONG_NS`` and more outside of operators and calls, which are no launching."""
-    times = map(run.graph.scatter, (run.start_ns, run.end_ns))
-    operations = find_operations(run.matching, run.start_ns)
-    path = critical_path(run.graph, operations, ReplayResult(*times, run.release_ns))
-    on_host = np.isin(classes[path.node], (HOST, COMPILING, ALLOCATING, LOADING, STARTING))
-    node, lasts = path.node[on_host], path.lasts_ns[on_host]
-    spent, total = np.bincount(run.name_of[node], lasts, len(run.names)), max(int(lasts.sum()), 1)
-    outside = (run.kind[node] == KINDS.index("host-overhead")) & (lasts >= LONG_NS)
-    if any("skeleton" in trace.metadata for trace in run.graph.traces):
-        outside[:] = False  # a node stands for many
-    names = np.argsort(-spent, kind="stable")[:LISTED].tolist()
-    return [(run.names[at], spent[at] / total) for at in names], float(lasts[outside].sum() / total)
-
-
 def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], device: np.ndarray) -> str:
     """What the host does on the critical path where it bounds the step; what the files can't tell."""
     if bound in ("host", "python", "start-up"):
@@ -299,50 +256,6 @@ def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], devic
 def _worlds(run: Run) -> list[int]:
     """How many ranks the files say that the run had."""
     return [size for trace in run.graph.traces if type(size := trace.metadata.get("world_size")) is int]
-
-
-def _slow_in(run: Run, classes: np.ndarray, rank: int) -> str:
-    """The class of work for which a rank takes most time beyond the median of all."""
-    count, ranks = len(CLASSES), len(run.graph.ranks)
-    own = np.where(run.is_communication, 0, run.measured.own_ns)
-    spent = np.bincount(run.graph.trace_of * count + classes, own, ranks * count).reshape(ranks, count)
-    beyond = spent[run.graph.ranks.index(rank)] - np.median(spent, axis=0)
-    return CLASSES[int(beyond.argmax())]
-
-
-def _kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
-    """The ``LISTED`` names with the most time, of devices or else of the operators of the CPU."""
-    chosen = device if device.any() else run.kind == KINDS.index("operator")
-    chosen = chosen & np.array([name != BEFORE for name in run.names])[run.name_of]
-    columns = (
-        run.measured.own_ns,
-        chosen,
-        *(run.graph.attribute(of, 0) for of in ("num_ops", "tensor_size")),
-    )
-    spent, count, operations, moved = (
-        np.bincount(run.name_of, np.where(chosen, each, 0).astype(float), len(run.names)) for each in columns
-    )
-    times = sum(max(len(steps.names), 1) for steps in run.steps)
-    against = find_rates(run).of(run.name_of, run.graph.duration_ns, len(run.names))
-    found = []
-    for name in np.argsort(-spent, kind="stable")[:LISTED].tolist():
-        if not spent[name]:
-            break
-        of = classes[(run.name_of == name) & chosen]
-        found.append(
-            Kernel(
-                run.names[name],
-                CLASSES[int(np.bincount(of).argmax())],
-                float(spent[name] / max(spent.sum(), 1)),
-                float(spent[name] / 1e6 / times),
-                float(count[name] / times),
-                float(operations[name] / spent[name] * 1e9) or None,
-                float(moved[name] / spent[name] * 1e9) or None,
-                *against[name],
-                on_cpu=not device.any(),
-            )
-        )
-    return found
 
 
 def _proposals(
@@ -395,23 +308,6 @@ def _pattern(name: str, names: Sequence[str]) -> str:
 
 def _escaped(text: str) -> str:
     return re.sub(r"([^\w\s:<>,-])", r"\\\1", text)
-
-
-def _uneven(run: Run) -> str:
-    """A sentence where a step lasts much longer than the median one: warm-up, or an outlier."""
-    for rank, steps in zip(run.graph.ranks, run.steps, strict=True):
-        if steps.measured_ns is None or len(steps.names) < 3:
-            continue
-        middle = float(np.median(steps.measured_ns))
-        most = int(np.argmax(steps.measured_ns))
-        ratio = steps.measured_ns[most] / middle if middle else 1.0
-        spread = float(np.median(np.abs(steps.measured_ns - middle))) / middle if middle else 0.0
-        if ratio >= 1.2 and ratio - 1 >= 5 * spread:
-            why = "; the first recorded one, so that it may be warm-up" if most == 0 else ""
-            if most == len(steps.names) - 1:
-                why = "; the last one, in which devices also end what was queued before"
-            return f"{steps.names[most]} of rank {rank} takes {ratio:.1f} times the median step{why}."
-    return ""
 
 
 def _contradictions(
