@@ -131,7 +131,7 @@ def test_with_the_flag_it_works_on_what_is_there_and_says_so(
     said = printed.out + printed.err
     assert "the files of rank 1 have gone" in said and "1 of 2 ranks (without 1)" in said
     if command == "report":
-        assert "1 of 2 ranks (without 1)" in str(content(load(find_run([str(run)], True)))[0]["lacks"])
+        assert "1 of 2 ranks (without 1)" in str(content(load(find_run([str(run)], True)), {})[0]["lacks"])
     if command in ("replay", "predict", "validate"):
         use(READERS[command], run, "--allow-missing-ranks", "--json")
         answer = json.loads(capsys.readouterr().out)
