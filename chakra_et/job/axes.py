@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.edges import rows_of
-from chakra_et.et.node_attributes import texts
+from chakra_et.et.node_attributes import parents, texts
 from chakra_et.text import plural
 
 # Words of process groups' descriptions: torch.distributed's DeviceMesh (``mesh_dp_shard``), megatron-core's
@@ -93,11 +92,11 @@ def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, ForwardUse]:
         if not len(rows):
             continue
         (names, group), (described, about) = texts(trace, "pg_name"), texts(trace, "pg_description")
-        above = _Ancestors(trace)
+        of_sharding = _within(trace, _OF_DATA)
         counted: dict[str, list[int]] = {}
         for row in rows.tolist():
             of_data = about[row] >= 0 and "dp" in axes_of(described[about[row]])
-            if group[row] >= 0 and not of_data and not above.matches(row):
+            if group[row] >= 0 and not of_data and not of_sharding[row]:
                 counted.setdefault(names[group[row]], []).append(row)
         for name, users in counted.items():
             found.setdefault(name, ForwardUse(name, len(users), CollectiveType(int(kinds[users[0]]))))
@@ -110,23 +109,14 @@ def _in_forward(trace: ExecutionTrace) -> np.ndarray:
     return forward
 
 
-class _Ancestors:
-    """The names of the operators and annotations around a node."""
-
-    def __init__(self, trace: ExecutionTrace):
-        number = trace.column("parent", -1)
-        self.parent = np.where(number > 0, rows_of(trace.ids, np.maximum(number, 0).astype(np.uint64)), -1)
-        self.of_data = np.array(
-            [bool(_OF_DATA.search(name.decode("utf-8", "replace"))) for name in trace.names.table]
-        )[trace.names.index]
-
-    def matches(self, row: int) -> bool:
-        seen = 0
-        while row >= 0 and seen < len(self.parent):
-            if self.of_data[row]:
-                return True
-            row, seen = int(self.parent[row]), seen + 1
-        return False
+def _within(trace: ExecutionTrace, names: re.Pattern[str]) -> np.ndarray:
+    """bool[N]: nodes in or below an operator or annotation with such a name."""
+    chosen = [bool(names.search(name.decode("utf-8", "replace"))) for name in trace.names.table]
+    found, above = np.array(chosen, bool)[trace.names.index], parents(trace)
+    for _ in range(len(trace).bit_length()):  # twice as many levels up each time
+        found = found | (found[above] & (above >= 0))
+        above = np.where(above >= 0, above[above], -1)
+    return np.asarray(found)
 
 
 def stages_of(traces: Sequence[ExecutionTrace], ranks: Sequence[int]) -> dict[int, int]:

@@ -41,21 +41,6 @@ class Sweep:
     launches: list[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """How many parameters there are of each shape, outside of blocks and in each block."""
-
-    outside: Counter[Shape]
-    of_block: list[Counter[Shape]]
-
-    def count(self, copies: Sequence[int]) -> Counter[Shape]:
-        found = Counter(self.outside)
-        for block, times in zip(self.of_block, copies, strict=True):
-            for shape, number in block.items():
-                found[shape] += number * times
-        return found
-
-
 def elements(counted: Counter[Shape]) -> int:
     return sum(number * math.prod(shape) for shape, number in counted.items())
 
@@ -143,14 +128,12 @@ def _growth(gradients: Sequence[Gradient], grown: Callable[[Gradient], float]) -
     return sum(each.bytes * grown(each) for each in gradients) / before if before else 1.0
 
 
-def parameters_of(sweeps: Sequence[Sweep], held: int) -> Parameters:
-    """From the backward pass with the most gradients."""
-    whole = max(sweeps, key=lambda sweep: len(sweep.gradients))
-    outside: Counter[Shape] = Counter()
-    of_block: list[Counter[Shape]] = [Counter() for _ in range(held)]
-    for gradient in whole.gradients:
-        (outside if gradient.block < 0 else of_block[gradient.block])[gradient.shape] += 1
-    return Parameters(outside, of_block)
+def parameters_of(sweeps: Sequence[Sweep]) -> dict[int, Counter[Shape]]:
+    """Block (-1: none) → how many parameters of each shape it has; from the backward pass with the most."""
+    found: dict[int, Counter[Shape]] = {}
+    for gradient in max(sweeps, key=lambda sweep: len(sweep.gradients)).gradients:
+        found.setdefault(gradient.block, Counter())[gradient.shape] += 1
+    return found
 
 
 def launch_tree(operators: Operators, sweep: Sweep) -> list[set[int]]:

@@ -111,14 +111,20 @@ def _layered(
     sweeps, trace = sweeps_of(operators, blocks), operators.trace
     if not sweeps:
         return *finished(drafted(trace, blocks, copies), where, retime)[:2], {}
-    parameters = parameters_of(sweeps, blocks.held)
-    other = next((at for at, each in enumerate(parameters.of_block) if each != parameters.of_block[0]), None)
+    parameters = parameters_of(sweeps)
+    of_block = [parameters.get(block, Counter()) for block in range(blocks.held)]
+    other = next((at for at, each in enumerate(of_block) if each != of_block[0]), None)
     if other is not None:
         raise TraceError(
             f"{where}: blocks 0 and {other} repeat their operators, and have gradients of other shapes: "
             "--layers needs blocks that are alike"
         )
-    before, after = parameters.count([1] * blocks.held), parameters.count(copies)
+    # All blocks are alike.
+    before, after = (
+        parameters.get(-1, Counter())
+        + Counter({shape: number * times for shape, number in of_block[0].items()})
+        for times in (blocks.held, sum(copies))
+    )
     blocks = _without_launches(operators, blocks, sweeps)
     factors = parameter_factors(operators, blocks, before, after)
     trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))

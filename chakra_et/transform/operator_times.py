@@ -15,7 +15,7 @@ from chakra_et.job.operators import shapes_in
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.transform.changes import first_nodes
 
-_IDLE_KERNEL_NS = 2_000.0
+_IDLE_KERNEL_MICROS = 2.0
 VIEWS = re.compile(
     r"aten::(_unsafe_view|view|reshape|t|transpose|permute|expand|as_strided|slice|select|narrow|split|chunk|"
     r"unbind|unsqueeze|squeeze|flatten|detach_?|alias|resolve_conj|resolve_neg|empty\w*|resize_|to)"
@@ -25,17 +25,6 @@ _LISTED = re.compile(r"aten::_(foreach|fused)_")
 _ELEMENTWISE = re.compile(r"aten::(add_?|sub_?|mul_?|div_?|copy_|lerp_?|addcmul_?|addcdiv_?)")
 _LARGE = 1 << 16
 """Bytes from which a call's own cost no longer matters."""
-
-
-def resized_times(
-    taken: np.ndarray, own_ns: np.ndarray, on_cpu: np.ndarray, operations: np.ndarray, ratio: np.ndarray
-) -> np.ndarray:
-    """Times in ns after the ``operations`` of operators and kernels have changed by ``ratio``: what one takes
-    without work stays, on the CPU the median of such operators (by ``own_ns``)."""
-    idle = on_cpu & (operations == 0)
-    floor = np.where(on_cpu, float(np.median(own_ns[idle])) if idle.any() else 0.0, _IDLE_KERNEL_NS)
-    changed: np.ndarray = np.where(taken > floor, floor + (taken - floor) * ratio, taken)
-    return changed
 
 
 def work_ratios(
@@ -103,8 +92,11 @@ def resized(
     changes = (on_cpu | computes & on_device) & (ratio != 1)
     if phase:
         changes &= ~on_device & in_phase(trace, phase)
-    taken = trace.duration_micros.astype(float) * 1000
-    times = np.rint(resized_times(taken, taken, on_cpu, operations, ratio) / 1000)
+    taken = trace.duration_micros.astype(float)
+    # What one takes without work stays: on the CPU the median of such operators.
+    idle = on_cpu & (operations == 0)
+    floor = np.where(on_cpu, float(np.median(taken[idle])) if idle.any() else 0.0, _IDLE_KERNEL_MICROS)
+    times = np.rint(np.where(taken > floor, floor + (taken - floor) * ratio, taken))
     duration = np.where(changes, times, trace.duration_micros).astype(np.uint64)
     for name, factor in (("num_ops", ratio), ("tensor_size", moved)):
         if name in trace.attributes and not phase:

@@ -1,0 +1,63 @@
+"""Shapes of tensors for another batch, sequence or number of shards, and the places and times that follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from chakra_et.cost.collectives import message_time
+from chakra_et.cost.topology import Topology
+from chakra_et.et.columns import TensorInfo
+from chakra_et.job.mesh import Mesh
+from chakra_et.job.operators import GRADIENT
+from chakra_et.transform.changes import RankTraces
+from chakra_et.transform.rank_copies import timed
+from chakra_et.transform.reductions import _last_in
+from chakra_et.transform.tensors import Resizing, Sizes, with_shards
+from tests.job.test_gradients import two_passes
+from tests.simulate.replay_traces import collective, cpu, make_trace, send
+
+
+def test_heads_of_a_batch_change_with_it_and_with_the_sequence() -> None:
+    sizes = Sizes(4, 10, frozenset({(64, 64)}), frozenset(), heads=2, width=32)
+    resizing = Resizing(sizes, 8, 30, "made")
+    shapes = {(8, 10, 32): (16, 30, 32), (80, 32): (480, 32), (4, 2, 10, 9): (8, 2, 30, 29)}
+    assert {shape: resizing.shape(shape) for shape in shapes} == shapes
+    assert resizing.shape((64, 64)) == (64, 64)
+
+
+def test_more_tensor_parallel_ranks_cut_the_shards_alone() -> None:
+    operator = {"kind": "operator", "lane": 0}
+    trace = make_trace(
+        cpu(1, 100, name="aten::addmm", **operator),
+        cpu(2, 1, (1,), name=GRADIENT, **operator),
+        collective(3, 9, (2,), parent=1, lane=9, is_cpu_op=0, kind="collective"),
+    )
+    shapes = [b"[[96],[40,64],[64,96]]", b"[[96,64]]", b"[[10,4,64]]"]
+    kinds = [b'["Tensor(float)","Tensor(float)","Tensor(float)"]'] * 3
+    traces = {
+        rank: replace(trace, inputs=TensorInfo(np.arange(3), [b"[]"] * 3, shapes, kinds)) for rank in (0, 1)
+    }
+    rows = {rank: np.arange(3) for rank in traces}
+    ranks = RankTraces(
+        "made", Mesh(2, 1, 1), {"1": [0, 1]}, traces, {0: 0, 1: 1}, rows, lambda *each: float(each[-1])
+    )
+    made = with_shards(ranks, 4)
+    inputs = made.traces[1].inputs
+    assert inputs is not None
+    assert inputs.shapes == [b"[[48],[40,64],[64,48]]", b"[[48,64]]", b"[[10,4,64]]"]
+    assert "each shard of a tensor-parallel operator becomes 2: sizes 96 were recognised" in made.notes[0]
+
+
+def test_messages_of_rank_0_have_the_topology_s_times() -> None:
+    topology = Topology.flat(2, 1e9, 5e3)
+    trace = make_trace(send(1, 9, 1, comm_src=0, comm_size=1 << 20))
+    expected = round(message_time(1 << 20, 0, 1, topology) / 1000)
+    assert timed(trace, {}, topology).duration_micros.tolist() == [expected]
+
+
+def test_an_operator_without_others_inside_ends_with_itself() -> None:
+    operators = two_passes()
+    cpu_rows = np.flatnonzero(operators.lane == 0)
+    assert (_last_in(operators, cpu_rows, 0), _last_in(operators, cpu_rows, 2)) == (0, 8)
