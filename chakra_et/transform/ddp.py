@@ -20,7 +20,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, item_bytes
 from chakra_et.et.node_attributes import dependencies, lanes, parents
 from chakra_et.et.rearrange import New, insert
-from chakra_et.job.buckets import buckets_of
+from chakra_et.job.gradients import buckets_of
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers

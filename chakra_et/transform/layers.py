@@ -17,14 +17,15 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.job.blocks import Blocks, find_blocks
-from chakra_et.job.buckets import buckets_of, limits_of
 from chakra_et.job.gradients import (
     NEAR,
     Gradient,
     Retime,
     Sweep,
+    buckets_of,
     elements,
     launch_tree,
+    limits_of,
     parameters_of,
     sweeps_of,
     whole_collectives,

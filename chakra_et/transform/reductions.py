@@ -27,8 +27,7 @@ from chakra_et.et.node_attributes import (
 )
 from chakra_et.et.rearrange import New, insert
 from chakra_et.job.axes import axes_of, forward_uses
-from chakra_et.job.buckets import FIRST_MIB, OTHERS_MIB, buckets_of
-from chakra_et.job.gradients import NEAR, Sweep, sweeps_of
+from chakra_et.job.gradients import FIRST_MIB, NEAR, OTHERS_MIB, Sweep, buckets_of, sweeps_of
 from chakra_et.job.operators import Operators, operators_of
 from chakra_et.transform.changes import RankTraces
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, Backward, bucket_bytes, find_backward, plan_buckets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chakra_et.job.buckets import buckets_of, limits_of
+from chakra_et.job.gradients import buckets_of, limits_of
 
 
 def test_buckets_are_those_of_torch() -> None:

@@ -12,18 +12,18 @@ import pytest
 from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.job.axes import ForwardUse, described_groups, dp_ranks_of, forward_uses, stages_of
 from chakra_et.job.blocks import Blocks
-from chakra_et.job.buckets import limits_of
 from chakra_et.job.gradients import (
     Gradient,
     elements,
     launch_tree,
+    limits_of,
     parameters_of,
     sweeps_of,
     whole_collectives,
 )
 from chakra_et.job.mesh import GroupShape, Mesh, Place, ScaledGroups, parse_mesh, shape_of
 from chakra_et.job.operators import ENGINE, GRADIENT, Operators, operators_of
-from chakra_et.job.passes import Segment, one_f_one_b, segments_of
+from chakra_et.transform.stages import Segment, one_f_one_b, segments_of
 from tests.simulate.replay_traces import collective, cpu, make_trace
 
 

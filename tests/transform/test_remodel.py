@@ -17,7 +17,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.job.blocks import find_blocks
 from chakra_et.job.operators import operators_of
-from chakra_et.job.passes import one_f_one_b
+from chakra_et.transform.stages import one_f_one_b
 from tests.astra.sets import write_set
 from tests.simulate.replay_traces import cpu, make_trace
 from tests.transform.test_same_answer import assert_same
