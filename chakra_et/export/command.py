@@ -13,8 +13,9 @@ long as its device traces are there; --nodes writes the nodes of the .et files i
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,12 +23,16 @@ from typing import IO, Literal
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.export import chrome, publish, tables
+from chakra_et.export import chrome, tables
 from chakra_et.export.tables import Table
 from chakra_et.export.window import Window, all_nodes
 from chakra_et.files import atomic_file
+from chakra_et.report.columns import PHASES
 from chakra_et.report.inputs import RunInput, device_traces, find_run
 from chakra_et.report.run import ReportRun, load
+from chakra_et.report.times import find_steps
+from chakra_et.simulate.breakdown import ACTIVITIES
+from chakra_et.traces.records import open_trace
 
 Format = Literal["perfetto", "chrome", "parquet", "csv", "tensorboard"]
 Write = Callable[[Window, IO[bytes]], None]
@@ -136,9 +141,51 @@ def export(config: ExportConfig) -> None:
     window = all_nodes(run)
     if form == "tensorboard":
         folder = config.output or f"{beside}_tensorboard"
-        publish.to_tensorboard(window, Path(folder), device_traces(chosen)[0])
+        to_tensorboard(window, Path(folder), device_traces(chosen)[0])
         print(f"{folder}: look at it by `tensorboard --logdir {folder}`")
     else:
         for ending, write in FILES[form].items():
             _write(Path(f"{config.output or beside}{ending}"), False, partial(write, window))
         print(f"{len(window):,} nodes, {len(window.source):,} dependencies")
+
+
+def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
+    """(rank, step, name, ns): the parts of every step; a trace without steps is step 0."""
+    for step in find_steps(run):
+        found: list[tuple[str, float]] = [(f"step/{run.base}", step.lasts_ns)]
+        if step.replayed_ns is not None:
+            found.append(("step/replayed", step.replayed_ns))
+        found += [
+            (f"time/{name.replace(' ', '_')}", ns) for name, ns in zip(ACTIVITIES, step.parts_ns, strict=True)
+        ]
+        found.append(("time/hidden_communication", step.hidden_ns))
+        found += [(f"phase/{name}", ns) for name, ns in zip(PHASES, step.phases_ns, strict=True)]
+        for name, ns in found:
+            yield step.rank, int(step.name) if step.name.isdigit() else 0, name, ns
+
+
+def to_tensorboard(window: Window, folder: Path, recorded: Mapping[int, Path]) -> None:
+    """Write scalars to FOLDER/NAME/rankN, and the trace of each rank to FOLDER/NAME/rankN.pt.trace.json.gz,
+    where TensorBoard's plugin looks for it.
+
+    ``recorded``: rank → its device trace, which is taken as it is; ranks without one get what ``window`` has.
+    Raises ``TraceError`` where torch or tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise TraceError("tensorboard needs torch and tensorboard: pip install torch tensorboard") from None
+    run = window.run
+    found = list(scalars(run))
+    place = folder / run.name
+    for rank in sorted(set(window.rank.tolist())):
+        with SummaryWriter(str(place / f"rank{rank}")) as writer:
+            for of_rank, step, name, ns in found:
+                if of_rank == rank:
+                    writer.add_scalar(f"{name}_ms", ns / 1e6, step)
+        with atomic_file(place / f"rank{rank}.pt.trace.json.gz") as file:
+            if rank in recorded:
+                with open_trace(recorded[rank]) as trace, chrome.packed(file) as written:
+                    shutil.copyfileobj(trace, written)
+            else:
+                chrome.write_kineto(window, rank, file)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -159,21 +159,16 @@ def calls_by_path(calls: list[Call]) -> dict[tuple[str, str], tuple[int, ...]]:
 
 
 def match(sides: list[Side], table: str) -> list[Matched]:
-    """The entries of one of ``TABLES`` of any run, the greatest change first."""
-    found = _matched(sides, table)
-    return sorted(found, key=lambda each: -abs(_difference(each.self_ns)) - abs(_difference(each.device_ns)))
-
-
-def _matched(sides: list[Side], what: str) -> list[Matched]:
-    """Each entry or module of any run, with the sums of each run, per step and rank."""
+    """The entries of one of ``TABLES`` of any run, with the sums of each run, per step and rank; the greatest
+    change first."""
     found = []
-    for key in dict.fromkeys(key for each in sides for key in each[what]):
+    for key in dict.fromkeys(key for each in sides for key in each[table]):
         rows: list[tuple[float | None, ...]] = []
         for each in sides:
-            share = each["ranks"] * max(each["steps"], 1)
-            rows.append(tuple(ns / share for ns in each[what][key]) if key in each[what] else (None,) * 3)
+            share, figures = each["ranks"] * max(each["steps"], 1), each[table].get(key)
+            rows.append(tuple(round(ns / share, 2) for ns in figures) if figures else (None,) * 3)
         found.append(Matched(*key, *zip(*rows, strict=True)))
-    return found
+    return sorted(found, key=lambda each: -abs(_difference(each.self_ns)) - abs(_difference(each.device_ns)))
 
 
 def _difference(times: Times) -> float:
@@ -228,17 +223,8 @@ def compare_content(sides: list[Side]) -> dict[str, Any]:
         "activities": ACTIVITIES,
         "phases": PHASES,
         "runs": runs,
-        **{table: [_whole(each) for each in match(sides, table)[:MOST_ROWS]] for table in TABLES},
+        **{table: match(sides, table)[:MOST_ROWS] for table in TABLES},
     }
-
-
-def _whole(each: Matched) -> Matched:
-    """The same in whole ns."""
-
-    def whole(times: Times) -> Times:
-        return tuple(None if time is None else round(time) for time in times)
-
-    return replace(each, self_ns=whole(each.self_ns), device_ns=whole(each.device_ns))
 
 
 def lines(sides: list[Side], top: int) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.report.many import many_content
 from chakra_et.report.page import write_page
+from tests.export.test_recorded import converted, trace
 from tests.report.made_run import HOSTILE, write_large, write_run
 from tests.report.test_many import made_table, run_files
 from tests.shared import shared_path
@@ -336,3 +337,23 @@ def test_the_flame_view_zooms(shown: Any, made_page: Path) -> None:
     assert names[:3] == ["Net_0", "Linear_0", "aten"]
     page.locator(".flame button", has_text="Linear_0").click()
     assert bars.first.inner_text() == "Linear_0"
+
+
+def test_call_stacks_are_shown_hidden_and_walked(shown: Any, tmp_path: Path) -> None:
+    name = converted(tmp_path, trace())
+    assert main(["report", str(name)]) == 0
+    page = shown(tmp_path / "run_report.html")
+    rows = "chakraReport.view.lines.filter(line => line.row >= 0).length"
+    assert page.locator("#stacks").get_attribute("aria-pressed") == "true"
+    with_stacks = page.evaluate(rows)
+    page.locator("#stacks").click()
+    assert page.evaluate(rows) == with_stacks - 3
+    page.evaluate(
+        """() => {
+            const { view } = chakraReport, { nodes } = view;
+            view.select(nodes.search("add_kernel").find(node => !nodes.isSlice(node)));
+        }"""
+    )
+    page.locator(".details button", has_text="train.py(3): step").click()
+    assert page.locator("#stacks").get_attribute("aria-pressed") == "true", "a frame that is gone to is shown"
+    assert "python" in page.locator(".details").inner_text()
