@@ -28,11 +28,18 @@ class Nodes {
   // A slice of a call stack, as the device trace has it; all others are nodes of the run's graph.
   isSlice(node) { return (this.flags[node] & 4) !== 0; }
 
+  // The call that launched work of a device, which may have waited before; undefined for none.
+  launchOf(node) {
+    const waits = this.dependencies(node);
+    const idle = waits.find(each => this.kindName(each.node) === "device overhead");
+    return [...waits, ...(idle ? this.dependencies(idle.node) : [])].find(each => each.kind === "launch")?.node;
+  }
+
   // The slices that are open in the thread of a host node, or of the call that launched it, from the outermost one on.
   stack(node) {
     const { rows } = this.tables;
     const [rank, kind, label] = rows[this.row[node]];
-    const launch = kind === "cpu" || kind === "stack" ? node : this.dependencies(node).find(each => each.kind === "launch")?.node;
+    const launch = kind === "cpu" || kind === "stack" ? node : this.launchOf(node);
     if (launch === undefined) return [];
     let row = this.row[node];
     if (kind === "stack") while (rows[row][2] === "") row--;
