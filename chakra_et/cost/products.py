@@ -66,8 +66,8 @@ _COOL = 400.0
 _WARM, _WARM_STEP = 0.9, 0.8
 """The part of L2 that keeps operands, and latency from L2 over that from memory."""
 _IN_LINES, _SQUARE = {"L40S": "rows", "H100": "short"}, 128
-"""GPUs, and those like them, whose products of 8 bits go through their tiles in lines, along the rows of C or
-its short side, and the edge of these tiles."""
+"""GPUs, and those like them, on which SGLang's and vLLM's products of 8 bits, with quantisation, go through
+their tiles in lines, along the rows of C or its short side, and the edge of these tiles."""
 _ROWS = 1024
 """Shapes that are computed at a time."""
 
@@ -97,7 +97,8 @@ def product_micros(
     """
     item = {"8 bit": 1.0, "16 bit": 2.0, "double": 8.0}.get(number, 4.0)
     parts = [points[at : at + _ROWS] for at in range(0, len(points), _ROWS)]
-    done = [_micros(gpu, parameters, part, number, item) for part in parts]
+    lines = "" if quantised or number != "8 bit" else _IN_LINES.get(gpu.name) or _IN_LINES.get(gpu.like, "")
+    done = [_micros(gpu, parameters, part, number, item, lines) for part in parts]
     taken = np.concatenate(done) if done else np.zeros(0)
     if number == "8 bit" and not quantised:
         m, n, k, sets = points[:, 1:].T
@@ -121,7 +122,7 @@ def _moved(gpu: Gpu, parameters: Mapping[str, float], loaded: np.ndarray, found:
 
 
 def _micros(
-    gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray, number: str, item: float
+    gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray, number: str, item: float, lines: str
 ) -> np.ndarray:
     batch, m, n, k, sets = (points[:, [at]] for at in range(5))
     written = max(item, 2.0)
@@ -152,8 +153,7 @@ def _micros(
     found = _found(gpu, kept)
     waiting = rounds * depth / _ALONG * parameters["step"] / clock * (1 - found * (1 - _WARM_STEP))
     loaded = moved * (1 - found)
-    lines = _IN_LINES.get(gpu.name) or _IN_LINES.get(gpu.like)
-    if number == "8 bit" and lines:
+    if lines:
         side = m if lines == "rows" else np.minimum(m, n)
         loaded = np.maximum(loaded, _loaded_again(gpu, side, m * n, k))
     memory = _moved(gpu, parameters, loaded, moved * found)
