@@ -12,7 +12,7 @@ from chakra_et.cost import networks
 from chakra_et.cost.operator_calls import CLASSES
 from chakra_et.errors import TraceError
 from chakra_et.predict.gpu import OtherGpu
-from chakra_et.predict.gpu_work import device_work, kernel_classes
+from chakra_et.predict.gpu_work import device_work, kernel_kinds
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.text import shortened
@@ -96,13 +96,13 @@ def _baseline(run: Run, before: np.ndarray, source: str, target: str) -> np.ndar
 def _by_class(run: Run, times: np.ndarray) -> np.ndarray:
     """ns of each kernel class."""
     nodes = device_work(run)
-    return np.bincount(kernel_classes(run)[nodes], times[nodes], len(CLASSES))
+    return np.bincount(kernel_kinds(run)[nodes], times[nodes], len(CLASSES))
 
 
 def _compute_bound(run: Run, ridge: float) -> np.ndarray:
     """The part of each class's time whose kernels have more operations per byte than the ridge."""
     nodes = device_work(run)
-    classes = kernel_classes(run)[nodes]
+    classes = kernel_kinds(run)[nodes]
     operations, moved = (run.graph.attribute(name, 0)[nodes] for name in ("num_ops", "tensor_size"))
     times = run.graph.own_ns[nodes]
     intense = np.bincount(classes, times * (operations > ridge * np.maximum(moved, 1)), len(CLASSES))
