@@ -12,8 +12,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, item_bytes
-from chakra_et.et.edges import rows_of
-from chakra_et.et.node_attributes import texts
+from chakra_et.et.node_attributes import parents, texts
 
 ENGINE = "autograd::engine::evaluate_function"
 GRADIENT = "torch::autograd::AccumulateGrad"
@@ -83,8 +82,7 @@ def operators_of(trace: ExecutionTrace, where: str) -> Operators:
             f"{where}: its nodes have no attribute {missing[0]}, from which operators are told: convert the "
             "traces with chakra-et convert"
         )
-    number = trace.column("parent", -1)
-    parent = np.where(number > 0, rows_of(trace.ids, np.maximum(number, 0).astype(np.uint64)), -1)
+    parent = parents(trace)
     table, index = texts(trace, "kind")
     kind = np.array([*table, ""])[index]
     annotation = kind == "annotation"

@@ -199,10 +199,7 @@ def _slowed(
         computes = trace.types < NodeType.COMM_SEND
         micros = np.where(computes, np.rint(ns / 1000), trace.duration_micros).astype(np.uint64)
         found.append((rank, rank, replace(with_metadata(trace, rank=None), duration_micros=micros)))
-    return found, (
-        f"gloo's threads take {slowdown.part:.0%} of the time in which operators run beside its transfers, "
-        "by the same operators alone: in the new set, too"
-    )
+    return found, slowdown.note
 
 
 def captured_run(found: InputSet) -> Run:

@@ -33,11 +33,14 @@ class Slowdown:
             replace(trace, duration_micros=np.where(changed, taken, trace.duration_micros).astype(np.uint64))
             for trace, taken, changed in zip(run.graph.traces, micros, changes, strict=True)
         ]
-        note = (
+        return as_run(run, traces, [self.note])
+
+    @property
+    def note(self) -> str:
+        return (
             f"gloo's threads take {self.part:.0%} of the time in which operators run beside its transfers, "
             "by the same operators alone: in the new run, too"
         )
-        return as_run(run, traces, [note])
 
     def within(self, run: Run, setting: Setting) -> Setting:
         """The setting in which operators take longer beside its transfers."""
