@@ -37,7 +37,7 @@ TESTS = {
 }
 """Fast tests of each package."""
 _OF_MODULES = {  # in place of these
-    "scale rank_copies command": "job/ transform/test_scale",
+    "scale rank_copies": "job/ transform/test_scale",
     "blocks layers stages tensors unroll reductions": "transform/test_remodel transform/test_tensors",
     "fsdp": "predict/test_shard",
 }
