@@ -45,14 +45,12 @@ def test_a_cluster_writes_the_same_bytes(traces: Path, tmp_path: Path) -> None:
     assert "run.3.et" in here and "run.3.skeleton.parquet" in here and "run.2.et" not in here
 
 
-def test_what_dies_or_takes_too_long_is_a_row() -> None:
+def test_what_dies_is_a_row() -> None:
     with jobs_on("local", 2) as run:
         found = dict(run(signal.raise_signal, [0, signal.SIGKILL, 0], 2))
         error = found.pop(1)
         assert found == {0: None, 2: None}
         assert isinstance(error, TraceError) and "status -9" in str(error)
-        ((_, error),) = run(time.sleep, [60], 2, 0.5)
-        assert isinstance(error, TraceError) and "gave up after 0.5 s" in str(error)
 
 
 def test_a_killed_worker_costs_no_rank() -> None:
