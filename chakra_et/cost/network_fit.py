@@ -131,7 +131,8 @@ def read_model(path: str | Path) -> NetworkModel:
             raise ValueError("a figure is no number above 0")
         call_ns, latency_ns, spread, samples = numbers
         source = str(entry["source"])
-        return NetworkModel(call_ns, latency_ns, *rates, spread, samples, source, measured)
+        bandwidth, reduces = rates
+        return NetworkModel(call_ns, latency_ns, bandwidth, reduces, spread, samples, source, measured)
     except OSError as error:
         reason = error.strerror or "can not be read"
         raise TraceError(f"{path}: {reason}: check the path, or write the file with {wrote}") from None
