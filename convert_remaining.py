@@ -4,8 +4,8 @@
     python convert_remaining.py --dir outputs
 
 A run is skipped if all its .et files exist, are newer than its traces and were made with the same flags, and
-its report has no error. Any other run is converted as a whole. Flags and exit status are those of
-convert_to_et.py.
+its report has no error. For any other run, valid files are kept, the others are converted, and the run is
+checked as a whole. Flags and exit status are those of convert_to_et.py.
 """
 
 from __future__ import annotations

@@ -211,19 +211,20 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock on ``folder``.
+def folder_lock(folder: Path, shared: bool, wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock on ``folder``, exclusive or ``shared``.
 
     ``wait`` is called once if another process holds it. File systems without locks are not waited for.
     """
     with contextlib.nullcontext() if is_remote(folder) else _handle(folder) as handle:
         if handle is not None:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             with contextlib.suppress(OSError):
                 try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(handle, kind | fcntl.LOCK_NB)
                 except BlockingIOError:
                     wait()
-                    fcntl.flock(handle, fcntl.LOCK_EX)
+                    fcntl.flock(handle, kind)
         yield
 
 

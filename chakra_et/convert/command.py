@@ -63,6 +63,11 @@ class ConvertConfig:
         "", "folder for the .et files (default: that of the traces)", short="-o", metavar="FOLDER"
     )
     name: str = _flag("*", "convert only runs whose NAME matches this glob", metavar="GLOB")
+    ranks: str = _flag(
+        "",
+        "convert only these ranks: 0-7,12, or I/N for every Nth rank from I on; convert_remaining.py then "
+        "finishes the run",
+    )
     comm_kernels: str = _flag("", "JSON table of additional communication kernels, by name", metavar="FILE")
     engine: Engine = _flag("native", "this converter, or MLCommons' chakra_trace_link and chakra_converter")
     workers: int = _flag(0, "number of processes; 0: one per core")
@@ -97,6 +102,10 @@ class ConvertConfig:
             raise ValueError("the name of a file or folder is empty: check the variable that it comes from")
         if self.files and self.dir != FOLDER:
             raise ValueError(f"give either files or one folder, or --dir {self.dir}")
+        try:
+            trace_sets.rank_choice(self.ranks)
+        except ValueError as error:
+            raise ValueError(f"--ranks {error}") from None
         self.pair_options()
 
     def _as(self, kind: Callable[..., Kind], **others: Any) -> Kind:
@@ -108,9 +117,10 @@ class ConvertConfig:
         """The options for converting one rank."""
         return self._as(PairOptions, limits=self._as(Limits))
 
-    def run_options(self) -> RunOptions:
-        """The options for converting runs."""
-        return self._as(RunOptions, workers=self.workers or default_workers())
+    def run_options(self, keep: bool) -> RunOptions:
+        """The options for converting runs. ``keep``: keep valid files of an earlier conversion."""
+        ranks = trace_sets.rank_choice(self.ranks) if self.ranks else None
+        return self._as(RunOptions, workers=self.workers or default_workers(), ranks=ranks, keep=keep)
 
     def paths(self) -> list[Path]:
         """The files that are named, or in the folder."""
@@ -125,8 +135,17 @@ class ConvertConfig:
             output.mkdir(parents=True, exist_ok=True)
         paths = [files.path_of(name) for name in self.files] or [files.path_of(self.dir)]
         if not self.files or (len(paths) == 1 and paths[0].is_dir()):
-            return trace_sets.find(paths[0], self.name, output)
-        return trace_sets.of_files(paths, output)
+            sets = trace_sets.find(paths[0], self.name, output)
+        else:
+            sets = trace_sets.of_files(paths, output)
+        ranks = sorted({rank for traces in sets for rank in (*traces.pairs, *traces.incomplete)})
+        # A share I/N of the ranks may be empty, as with more tasks than ranks.
+        if "/" not in self.ranks and not any(map(trace_sets.rank_choice(self.ranks), ranks)):
+            raise TraceError(
+                f"--ranks {self.ranks}: there is nothing to convert, as the traces are of ranks "
+                f"{list_ranks(ranks)}."
+            )
+        return sets
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -162,22 +181,22 @@ def main_remaining(argv: Sequence[str] | None = None) -> int:
         about = "Convert runs that are not converted yet or whose conversion failed."
         config = cli.parse(ConvertConfig, argv, description=about)
         sets = config.sets()
-        options, run = config.pair_options(), config.run_options()
+        options, run = config.pair_options(), config.run_options(keep=True)
         remaining = [traces for traces in sets if not is_converted(traces, options, run)]
         for folder in {traces.folder for traces in sets}:
             files.remove_abandoned(folder)
         if not config.json:
             print(f"{len(sets) - len(remaining)} of {len(sets)} runs are already converted.")
-        return show(convert(config, remaining), config)
+        return show(convert(config, remaining, keep=True), config)
 
     return command(work)
 
 
-def convert(config: ConvertConfig, sets: list[TraceSet]) -> list[SetResult]:
-    """Convert ``sets``."""
+def convert(config: ConvertConfig, sets: list[TraceSet], keep: bool = False) -> list[SetResult]:
+    """Convert ``sets``. With ``keep``, keep files that are valid and newer than their traces."""
     pairs = sum(len(traces.pairs) for traces in sets)
     with progress_bar(pairs, "converting") as progress:
-        return convert_sets(sets, config.pair_options(), config.run_options(), progress)
+        return convert_sets(sets, config.pair_options(), config.run_options(keep), progress)
 
 
 def command(work: Callable[[], int]) -> int:
@@ -210,7 +229,9 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
                 rows.append((file, "", "", "", "", "", "", "", "FAILED"))
                 sentences.append(f"error: {outcome}")
                 continue
-            state = "cut" if any(is_cut(outcome.report, side) for side in SIDES) else "ok"
+            state = "kept" if outcome.kept else "ok"
+            if not outcome.kept and any(is_cut(outcome.report, side) for side in SIDES):
+                state = "cut"
             counts = outcome.report.repairs.items()
             repairs = sum(n for key, n in counts if key.startswith(("host-repair", "device-repair")))
             if repairs:
@@ -230,10 +251,15 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
     sys.stdout.flush()
     for line in sentences:
         print(printable(line), file=sys.stderr)
-    converted = sum(len(result.good) for result in results)
+    converted = [outcome for result in results for outcome in result.good.values()]
+    kept = sum(outcome.kept for outcome in converted)
     folders = ", ".join(sorted({str(result.traces.folder) for result in results}))
     where = printable(folders or config.output or config.dir)
-    print(f"{converted} files written to {where}; {failed} of {len(results)} runs with errors.")
+    also = f", {kept} kept" if kept else ""
+    line = f"{len(converted) - kept} files written to {where}{also}"
+    print(f"{line}; {failed} of {len(results)} runs with errors.")
+    if config.ranks:
+        print("only some ranks were converted: run convert_remaining.py once all ranks are there.")
     return status
 
 
@@ -243,7 +269,7 @@ def as_json(result: SetResult) -> dict[str, Any]:
         rank: {"error": str(outcome)}
         if isinstance(outcome, TraceError)
         else outcome.report.as_json()
-        | {"file": str(result.traces.et_file(rank)), "bytes": outcome.bytes}
+        | {"file": str(result.traces.et_file(rank)), "bytes": outcome.bytes, "kept": outcome.kept}
         | {"problems": outcome.problems}
         for rank, outcome in sorted(result.ranks.items())
     }

@@ -1,6 +1,6 @@
 """Convert the files of one rank: repair the traces if necessary, convert, check the result and write it.
 
-The metadata of an .et file records its options.
+The metadata of an .et file records its options and the sizes of its traces, so that a later run can keep it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class RankJob:
     """The conversion of one rank, as passed to a worker process.
 
     ``output``: the file that the run will have; it is written to ``scratch``, as is ``merged``.
+    ``keep``: reuse an existing output that was made with these options from these traces.
     """
 
     pair: Pair
@@ -47,6 +49,7 @@ class RankJob:
     options: PairOptions
     engine: Engine = "native"
     merged: Path | None = None
+    keep: bool = False
 
     @property
     def written(self) -> Path:
@@ -60,6 +63,7 @@ class RankResult:
     ``communication``: the communication nodes, for the checks across ranks. ``process``: host, process id and
     start of the trace, which differ between ranks. ``window``: start and end of the recording by the clock of
     its host, ns. ``problems``: errors of the validator, one sentence each.
+    ``kept``: the file is from an earlier run.
     """
 
     report: RankReport
@@ -70,6 +74,7 @@ class RankResult:
     window: tuple[int, int] = (0, 0)
     bytes: int = 0
     problems: list[str] = field(default_factory=list)
+    kept: bool = False
 
 
 def convert_rank(job: RankJob) -> RankResult:
@@ -78,6 +83,9 @@ def convert_rank(job: RankJob) -> RankResult:
     Raises ``TraceError``.
     """
     merged = job.scratch / job.merged.name if job.merged else None
+    if job.keep and (kept := _read_back(job)):
+        files.link(job.output, job.written)
+        return kept
     if job.engine == "mlcommons":
         from chakra_et.convert import mlcommons
 
@@ -98,6 +106,7 @@ def convert_rank(job: RankJob) -> RankResult:
         trace.metadata |= {
             "process_groups": json.dumps(groups, separators=(",", ":")),
             "conversion_options": options_text(job.options),
+            "trace_bytes": _trace_bytes(job.pair),
         }
         result = _result(job, trace, report, groups)
         et_file.write(job.written, trace)
@@ -114,6 +123,19 @@ def options_text(options: PairOptions) -> str:
         shape["comm_kernels"] = zlib.crc32(files.read_bytes(path)) if (path := options.comm_kernels) else 0
     facts = tuple(getattr(options, name) for name in MANIFEST)
     return json.dumps(shape | {"manifest": zlib.crc32(repr(facts).encode())}, separators=(",", ":"))
+
+
+def _trace_bytes(pair: Pair) -> str:
+    """Uncompressed sizes of the traces modulo 2**32, the same for a trace and its gzip (RFC 1952, ISIZE)."""
+    sizes = []
+    for path in pair.files:
+        size = path.stat().st_size
+        if path.suffix == ".gz" and size >= 4:
+            with path.open("rb") as file:
+                file.seek(-4, os.SEEK_END)
+                size = int.from_bytes(file.read(4), "little")
+        sizes.append(str(size % 2**32))
+    return " ".join(sizes)
 
 
 def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
@@ -184,3 +206,28 @@ def truncation(pair: Pair, report: RankReport) -> list[str]:
                 f"{pair.device}: {sentence(key)} ({count}); record it again, or use --allow-truncated."
             )
     return problems
+
+
+def _read_back(job: RankJob) -> RankResult | None:
+    """The result stored in an existing output. None if that is older than its traces, was made with other
+    options, is damaged or not valid."""
+    written = [job.output] + ([job.merged] if job.merged else [])
+    try:
+        made = min(path.stat().st_mtime_ns for path in written)
+        if made < max(path.stat().st_mtime_ns for path in job.pair.files):
+            return None
+        trace = et_file.read(job.output)
+        recorded = trace.metadata_str("conversion_options"), trace.metadata_str("trace_bytes")
+        if recorded != (options_text(job.options), _trace_bytes(job.pair)):
+            return None
+        stored_groups = json.loads(trace.metadata_str("process_groups"))
+        report = RankReport.from_dict(json.loads(trace.metadata_str("conversion_report")))
+        groups = {
+            int(number): (str(name), str(description), tuple(ranks))
+            for number, (name, description, ranks) in stored_groups.items()
+        }
+        result = _result(job, trace, report, groups)
+        result.bytes, result.kept = job.output.stat().st_size, True
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return None if result.problems else result

@@ -114,6 +114,11 @@ class RankReport:
             for name, value in vars(self).items()
         }
 
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> RankReport:
+        """The inverse of ``as_dict``. Raises ``TypeError`` or ``KeyError`` for other dicts."""
+        return cls(**fields | {"findings": Findings(fields["findings"])})
+
     def as_json(self) -> dict[str, Any]:
         """For NAME_conversion.json: the findings by kind, each with its id, count and sentence."""
         fields = self.as_dict()

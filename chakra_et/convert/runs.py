@@ -47,14 +47,18 @@ Jobs = Callable[..., Generator[tuple[int, Any], None, None]]
 class RunOptions:
     """Options for the conversion of runs.
 
-    ``workers``: number of processes, of which a rank may use two; ``skeletons``: whether to write them, see
-    ``chakra_et.ranks``. ``cluster``: where ``jobs`` run, see ``ranks.cluster``.
+    ``workers``: number of processes, of which a rank may use two; ``ranks``: convert only these ranks, and
+    write no files of the run as a whole. ``keep``: keep files of an earlier conversion that are valid and
+    newer than their traces. ``skeletons``: whether to write them, see ``chakra_et.ranks``. ``cluster``: where
+    ``jobs`` run, see ``ranks.cluster``.
     """
 
     engine: Engine = "native"
     workers: int = 1
     keep_merged: bool = False
     allow_missing_ranks: bool = False
+    ranks: Callable[[int], bool] | None = None
+    keep: bool = False
     skeletons: Skeletons = "auto"
     cluster: str = ""
     jobs: Jobs = jobs.run
@@ -114,7 +118,8 @@ def convert_sets(
         for folder in sorted({traces.folder for traces in sets}):
             say = f"{folder}: waiting for another conversion in this folder"
             wait = functools.partial(print, say, file=sys.stderr, flush=True)
-            stack.enter_context(files.folder_lock(folder, wait))
+            # Parts of a run may be converted at the same time, whole runs may not.
+            stack.enter_context(files.folder_lock(folder, run.ranks is not None, wait))
             stack.callback(files.remove_abandoned, folder)
             files.remove_abandoned(folder)
         for traces in sets:
@@ -128,15 +133,17 @@ def convert_sets(
             traces = result.traces
             of_run = _options(traces, options)
             for rank, pair in traces.pairs.items():
-                merged = traces.merged_file(rank) if run.keep_merged else None
-                folder = result.scratch.folder
-                job = RankJob(pair, traces.et_file(rank), folder, of_run, run.engine, merged)
-                work.append((result, rank, job))
+                if run.ranks is None or run.ranks(rank):
+                    merged = traces.merged_file(rank) if run.keep_merged else None
+                    folder = result.scratch.folder
+                    job = RankJob(pair, traces.et_file(rank), folder, of_run, run.engine, merged, run.keep)
+                    work.append((result, rank, job))
             for rank, sentence in traces.incomplete.items():
-                if run.allow_missing_ranks:
-                    result.notes.append(sentence)
-                else:
-                    result.ranks[rank] = TraceError(sentence)
+                if run.ranks is None or run.ranks(rank):
+                    if run.allow_missing_ranks:
+                        result.notes.append(sentence)
+                    else:
+                        result.ranks[rank] = TraceError(sentence)
         # MLCommons' tools run as processes, which only end with us if a worker runs them.
         in_workers = len(work) > 1 or run.engine == "mlcommons"
         two = run.workers >= 2 * len(work)
@@ -172,10 +179,16 @@ def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
     """The run as a whole: the checks across ranks, the groups, and all files in their place."""
     traces, scratch, good = result.traces, result.scratch, result.good
     try:
-        world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in good.values())])
-        _check_and_add(result, world, run)
+        if run.ranks is None:
+            world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in good.values())])
+            _check_and_add(result, world, run)
+        elif not good:
+            return
         if 0 in good:
             files.link(scratch.et_file(0), scratch.first_et_file)
+        if run.ranks is not None:
+            record.begin(scratch.folder, traces)
+            return
         record.commit(scratch.folder, traces, world, _summary(result, options, run))
         if len(good) == len(traces.pairs):
             # Files of an earlier, larger run with this name, which simulators would take for this run's.

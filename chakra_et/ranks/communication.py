@@ -265,7 +265,7 @@ def communication_job(paths: list[Path], run: RunFiles) -> list[str]:
     notes = [f"{what}: {found.lacking[key]}" for key, what in NOT_RECORDED.items() if found.lacking[key]]
     if absent := found.world - len(ranks):
         notes.append(f"ranks without a record: {absent}")
-    with folder_lock(run.folder, lambda: None), scratch_folder(run.folder / run.name) as scratch:
+    with folder_lock(run.folder, False, lambda: None), scratch_folder(run.folder / run.name) as scratch:
         inner = RunFiles(scratch, run.name)
         for rank in ranks:
             trace = _trace(rank, found)

@@ -85,7 +85,7 @@ def repair_file(
         if not stat.S_ISREG(os.stat(target).st_mode):
             raise TraceError(f"{path}: is not a file.")
         # A second repair of this file waits, and then reads the first one's result.
-        lock = folder_lock(target.parent, _wait) if in_place else contextlib.nullcontext()
+        lock = folder_lock(target.parent, False, _wait) if in_place else contextlib.nullcontext()
         with lock, open_regular(target) as file:
             before = os.fstat(file.fileno())
             report = RepairReport(path)

@@ -48,10 +48,10 @@ def written(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if ".et" in path.suffixes}
 
 
-def without_report(path: Path) -> bytes:
+def without_trace_bytes(path: Path) -> bytes:
     """The file as if its traces had other sizes and were never repaired."""
     trace = et_file.read(path)
-    del trace.metadata["conversion_report"]
+    del trace.metadata["trace_bytes"], trace.metadata["conversion_report"]
     et_file.write(path.with_suffix(".again"), trace)
     return path.with_suffix(".again").read_bytes()
 
@@ -164,7 +164,7 @@ def test_a_host_trace_with_two_objects_in_it(folder: Path) -> None:
     host = folder / "tiny_1gpu_host.json"
     whole = host.read_bytes()
     assert run("convert_to_et.py", "--dir", folder, "--name", "tiny_1gpu").returncode == 0
-    first = without_report(folder / "tiny_1gpu.0.et")
+    first = without_trace_bytes(folder / "tiny_1gpu.0.et")
     host.write_bytes(whole + whole)
     fixed = run("fix_host_traces.py", host)
     assert fixed.returncode == 0 and "concatenated" in fixed.stdout + fixed.stderr
@@ -175,7 +175,7 @@ def test_a_host_trace_with_two_objects_in_it(folder: Path) -> None:
     again = run("fix_host_traces.py", host)
     assert again.returncode == 0 and not (folder / "tiny_1gpu_host.json.backup.1").exists()
     assert run("convert_to_et.py", "--dir", folder, "--name", "tiny_1gpu").returncode == 0
-    assert without_report(folder / "tiny_1gpu.0.et") == first
+    assert without_trace_bytes(folder / "tiny_1gpu.0.et") == first
 
 
 def test_intact_traces_are_not_changed(folder: Path) -> None:

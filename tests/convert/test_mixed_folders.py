@@ -251,6 +251,19 @@ def test_a_name_without_the_rank_says_which_name_is_right(
     assert status == 1 and "rename the file to node1_rank1_device.json.gz" in text
 
 
+@pytest.mark.parametrize(("ranks", "status"), [("99", 2), ("4-9", 2), ("2-9", 0), ("7/16", 0)])
+def test_ranks_that_are_not_there(
+    folder: Path, ranks: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(folder, capsys, "--ranks", ranks)[0] == status
+
+
+def test_ranks_in_the_wrong_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["convert", str(folder), "--ranks", "3-1"])
+    assert stopped.value.code == 2 and "as 1-3, not 3-1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e30"])
 def test_events_without_a_usable_duration_are_a_warning(
     value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from chakra_et.convert import rank as convert_rank
 from chakra_et.convert import runs as convert_sets
 from chakra_et.convert.pair import PairOptions
+from chakra_et.convert.rank import RankJob
 from chakra_et.convert.runs import RunOptions
 from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
 from chakra_et.files import MOST_BYTES
 from chakra_et.traces import sets as trace_sets
 from tests.generator import Features, generate
@@ -86,10 +91,47 @@ def test_values_of_the_wrong_type_in_a_manifest_are_not_used(tmp_path: Path) -> 
     assert [group["pg_name"] for group in one.groups] == ["0"]
 
 
-def test_a_run_is_converted_only_if_all_of_it_is(tmp_path: Path) -> None:
+@pytest.fixture
+def job(tmp_path: Path) -> RankJob:
     generate(Features(seed=1, operators=2, depth=2, world_size=1)).write(tmp_path)
     (traces,) = trace_sets.find(tmp_path)
-    run = RunOptions(workers=0)
+    return RankJob(traces.pairs[0], traces.et_file(0), tmp_path, PairOptions(), keep=True)
+
+
+def test_a_valid_file_of_these_traces_is_kept(job: RankJob) -> None:
+    first = convert_rank.convert_rank(job)
+    again = convert_rank.convert_rank(job)
+    assert not first.kept and again.kept
+    assert again.report.as_dict() == first.report.as_dict() and again.groups == first.groups
+
+
+@pytest.mark.parametrize(
+    "change", ["flags", "newer trace", "other trace", "damaged", "older version", "merged"]
+)
+def test_any_other_file_is_converted_again(job: RankJob, change: str, tmp_path: Path) -> None:
+    convert_rank.convert_rank(job)
+    if change == "flags":
+        job = dataclasses.replace(job, options=PairOptions(timestamps=False))
+    elif change == "newer trace":
+        os.utime(job.pair.host, (2e9, 2e9))
+    elif change == "other trace":
+        times = job.pair.host.stat()
+        job.pair.host.write_bytes(job.pair.host.read_bytes() + b" ")
+        os.utime(job.pair.host, ns=(times.st_atime_ns, times.st_mtime_ns))
+    elif change == "damaged":
+        job.output.write_bytes(job.output.read_bytes()[:-3])
+    elif change == "older version":
+        trace = et_file.read(job.output)
+        del trace.metadata["trace_bytes"]
+        et_file.write(job.output, trace)
+    elif change == "merged":
+        job = dataclasses.replace(job, merged=tmp_path / "run_merged.json")
+    assert not convert_rank.convert_rank(job).kept
+
+
+def test_a_run_is_converted_only_if_all_of_it_is(tmp_path: Path, job: RankJob) -> None:
+    (traces,) = trace_sets.find(tmp_path)
+    run = RunOptions(workers=0, keep=True)
     assert not convert_sets.is_converted(traces, PairOptions(), run)
     convert_sets.convert_sets([traces], PairOptions(), run)
     assert convert_sets.is_converted(traces, PairOptions(), run)
