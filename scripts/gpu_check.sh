@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Check on this machine that captures, predictions, kernel times and plans are right.
+# Check on this machine that captures, predictions, kernel times, plans and verdicts are right.
 #
 # Usage: scripts/gpu_check.sh [--part NAME ...] [-o FOLDER] [--again] [--cpu]
 #
 # Needs no network and no environment of its own: the Python that is there (PYTHON, or python3) with PyTorch, and
 # for what it lacks the wheels that scripts/gpu_wheels.sh put into gpu_wheels/. At most 9 minutes on one GPU; parts
 # that are done are not run again. Without a GPU it is a rehearsal on the CPU. Results: FOLDER/doctor.json and
-# doctor.md (default: gpu_check). Parts: capture, what-ifs, kernels, training, planner, peers.
+# doctor.md (default: gpu_check). Parts: capture, what-ifs, kernels, verdicts, training, planner, peers.
 
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

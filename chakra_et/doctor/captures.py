@@ -7,12 +7,11 @@ import gzip
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chakra_et.doctor.results import Line, at_most, equal, not_run
-from chakra_et.doctor.workload import Workload, launched
+from chakra_et.doctor.workload import Workload, changed, launched
 from chakra_et.names import run_at
 from chakra_et.simulate.run import load_run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds, shares
@@ -46,7 +45,7 @@ def check(folder: Path, on_gpu: bool) -> Iterator[Line]:
     """The lines of each case; a case that fails is one bad line."""
     for given, ranks in cases(on_gpu):
         try:
-            untraced = launched(replace(given, trace=str(folder)), ranks)["untraced_ms"]
+            untraced = launched(changed(given, trace=str(folder)), ranks)["untraced_ms"]
             converted(folder, given.name)
         except (RuntimeError, OSError, ValueError) as error:
             yield equal(given.name, f"failed: {error}", "a capture that converts")

@@ -1,4 +1,4 @@
-"""``chakra-et doctor``: check captures, predictions and kernel times on this machine.
+"""``chakra-et doctor``: check captures, predictions, kernel times and verdicts on this machine.
 
     chakra-et doctor -o doctor
     chakra-et doctor -o doctor --part what-ifs --again
@@ -24,6 +24,7 @@ PARTS = {
     "capture": "chakra_et.doctor.captures",
     "what-ifs": "chakra_et.doctor.what_ifs",
     "kernels": "chakra_et.doctor.kernels",
+    "verdicts": "chakra_et.doctor.verdicts",
 }
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from chakra_et.doctor.captures import converted
 from chakra_et.doctor.results import Line, at_most, equal
-from chakra_et.doctor.workload import Workload, launched, make_step, step_ms
+from chakra_et.doctor.workload import Workload, changed, launched, make_step, step_ms
 from chakra_et.errors import TraceError
 from chakra_et.predict.command import PredictConfig, changes
 from chakra_et.predict.predict import predict
@@ -22,11 +21,11 @@ def variants(base: Workload) -> list[tuple[Workload, dict[str, object]]]:
     """Changed workloads, each with the flags of ``chakra-et predict`` that say the same."""
     wide = tuple(f"{n}={2 * n}" for n in (base.hidden, 3 * base.hidden, 4 * base.hidden))
     return [
-        (replace(base, name="batch", batch=2 * base.batch), {"batch": "2x"}),
-        (replace(base, name="sequence", seq=2 * base.seq), {"seq": "2x"}),
-        (replace(base, name="layers", layers=2 * base.layers), {"layers": "2x"}),
-        (replace(base, name="hidden", hidden=2 * base.hidden), {"resize": wide}),
-        (replace(base, name="slower-kernel", repeats=4 * base.repeats), {"scale": ("erfinv=4",)}),
+        (changed(base, name="batch", batch=2 * base.batch), {"batch": "2x"}),
+        (changed(base, name="sequence", seq=2 * base.seq), {"seq": "2x"}),
+        (changed(base, name="layers", layers=2 * base.layers), {"layers": "2x"}),
+        (changed(base, name="hidden", hidden=2 * base.hidden), {"resize": wide}),
+        (changed(base, name="slower-kernel", repeats=4 * base.repeats), {"scale": ("erfinv=4",)}),
     ]
 
 
@@ -34,9 +33,9 @@ def check(folder: Path, on_gpu: bool) -> Iterator[Line]:
     """One line for each change, and two for all."""
     base = Workload("base", layers=2, hidden=192, batch=4, seq=80, repeats=2, steps=2)
     if on_gpu:
-        base = replace(base, layers=8, hidden=1024, batch=8, seq=384, steps=10)
+        base = changed(base, layers=8, hidden=1024, batch=8, seq=384, steps=10)
     try:
-        launched(replace(base, trace=str(folder)))
+        launched(changed(base, trace=str(folder)))
         converted(folder, "base")
         run = load_run(str(folder / "base"))
     except (RuntimeError, OSError, ValueError) as error:

@@ -11,11 +11,10 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,11 @@ VOCABULARY = 1024
 class Workload:
     """A model, and how its steps run. ``hidden``: width; ``mode``: eager, compile, graphs or checkpoint;
     ``backend``: of DistributedDataParallel, "" for one process without it; ``repeats``: how often one
-    elementwise operator (erfinv) is called in a step."""
+    elementwise operator (erfinv) is called in a step; ``kind``: transformer, launches (tiny operators),
+    copies (large elementwise ones) or products (large matrix products)."""
 
     name: str
+    kind: str = "transformer"
     layers: int = 2
     hidden: int = 128
     batch: int = 2
@@ -93,6 +94,8 @@ def make_step(given: Workload) -> Step:
     if not on_gpu:
         torch.set_num_threads(1)
     torch.manual_seed(0)
+    if given.kind != "transformer":
+        return _plain_step(given, where)
     kind = torch.bfloat16 if on_gpu else torch.float32
     model: nn.Module = Transformer(given).to(where, kind)
     if given.mode == "compile":
@@ -124,6 +127,35 @@ def _graphed(step: Step) -> Step:
     with torch.cuda.graph(graph):
         step()
     return graph.replay
+
+
+def _plain_step(given: Workload, where: torch.device) -> Step:
+    on_gpu = where.type == "cuda"
+    if given.kind == "launches":
+        small = torch.zeros(16, device=where)
+
+        def launches() -> None:
+            for _ in range(400):
+                small.add_(1.0)
+
+        return launches
+    if given.kind == "copies":
+        large = torch.zeros(1 << (28 if on_gpu else 22), device=where)
+
+        def copies() -> None:
+            for _ in range(20):
+                large.add_(1.0)
+
+        return copies
+    size = 8192 if on_gpu else 512
+    a = torch.randn(size, size, device=where, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    out = torch.empty_like(a)
+
+    def products() -> None:
+        for _ in range(10):
+            torch.mm(a, a, out=out)
+
+    return products
 
 
 def wait() -> None:
@@ -181,6 +213,9 @@ def main() -> None:
 
 def launched(given: Workload, ranks: int = 1, timeout: float = 240.0) -> dict[str, Any]:
     """Run a workload in processes of its own. Raises ``RuntimeError`` with the last line of what it said."""
+    import subprocess
+    from dataclasses import asdict
+
     Path(given.trace or ".").mkdir(parents=True, exist_ok=True)
     words = ["-m", "chakra_et.doctor.workload", json.dumps(asdict(given))]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
@@ -194,6 +229,11 @@ def launched(given: Workload, ranks: int = 1, timeout: float = 240.0) -> dict[st
         raise RuntimeError(f"{given.name}: {said[-1]}")
     answer: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
     return answer
+
+
+def changed(given: Workload, **more: Any) -> Workload:
+    """The workload with other fields."""
+    return replace(given, **more)
 
 
 if __name__ == "__main__":
