@@ -125,8 +125,9 @@ def read_model(path: str | Path) -> NetworkModel:
         entry = read_json(path)
         measured = tuple(_sample(each) for each in entry.get("measured", ()))
         numbers = [entry[name] for name in ("call_ns", "latency_ns", "error", "samples")]
-        rates = [entry[name] for name in ("bandwidth", "reduce_bandwidth")]
-        rates = [math.inf if rate is None else rate for rate in rates]
+        rates = [
+            math.inf if entry[name] is None else entry[name] for name in ("bandwidth", "reduce_bandwidth")
+        ]
         if not all(type(n) in (int, float) and n >= 0 for n in (*numbers, *rates)) or 0 in rates:
             raise ValueError("a figure is no number above 0")
         call_ns, latency_ns, spread, samples = numbers

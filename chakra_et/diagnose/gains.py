@@ -127,9 +127,9 @@ def busy_time(run: Run) -> BusyTime:
 def host_path(run: Run, classes: np.ndarray) -> tuple[list[tuple[str, float]], float]:
     """What the host does on the critical path: [(name, share)], the most time first, and the share of
     stretches of ``LONG_NS`` and more outside of operators and calls, which are no launching."""
-    times = map(run.graph.scatter, (run.start_ns, run.end_ns))
+    start, end = (run.graph.scatter(times) for times in (run.start_ns, run.end_ns))
     operations = find_operations(run.matching, run.start_ns)
-    path = critical_path(run.graph, operations, ReplayResult(*times, run.release_ns))
+    path = critical_path(run.graph, operations, ReplayResult(start, end, run.release_ns.tolist()))
     on_host = np.isin(classes[path.node], (HOST, COMPILING, ALLOCATING, LOADING, STARTING))
     node, lasts = path.node[on_host], path.lasts_ns[on_host]
     spent, total = np.bincount(run.name_of[node], lasts, len(run.names)), max(int(lasts.sum()), 1)

@@ -93,9 +93,9 @@ def on_devices(run: Run) -> np.ndarray:
 
 def _starting(run: Run, on_device: np.ndarray) -> np.ndarray:
     """Runtime calls of ``start-up``, in which the rank's devices are idle, bool[N]."""
-    calls = (run.kind == KINDS.index("runtime")) & ~_named(run, _WAITING)
+    calls: np.ndarray = (run.kind == KINDS.index("runtime")) & ~_named(run, _WAITING)
     own = run.measured.own_ns
-    found = calls & (own >= STARTS_NS)
+    found: np.ndarray = calls & (own >= STARTS_NS)
     if not found.any():
         return found
     found &= own >= STARTS_TIMES * np.median(own[calls])

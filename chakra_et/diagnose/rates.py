@@ -186,8 +186,9 @@ def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kerne
                 float(count[name] / times),
                 float(operations[name] / spent[name] * 1e9) or None,
                 float(moved[name] / spent[name] * 1e9) or None,
-                *against[name],
-                on_cpu=not device.any(),
+                against[name][0],
+                against[name][1],
+                not device.any(),
             )
         )
     return found

@@ -93,7 +93,8 @@ def read_stacks(run: ReportRun, traces: Mapping[int, Path], steps: Sequence[Repo
     if not sum(len(each[0]) for each in found):
         return None
     labels = [tid for _, tid in threads]
-    return Stacks(*map(np.concatenate, zip(*found, strict=True)), list(names), labels)
+    of_rank, row, begin, stop, of_name, of_kind = (np.concatenate(each) for each in zip(*found, strict=True))
+    return Stacks(of_rank, row, begin, stop, of_name, of_kind, list(names), labels)
 
 
 def _shift(run: ReportRun, number: int, start: np.ndarray, name: np.ndarray, names: list[str]) -> int | None:
