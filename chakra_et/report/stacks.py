@@ -93,8 +93,8 @@ def read_stacks(run: ReportRun, traces: Mapping[int, Path], steps: Sequence[Repo
     if not sum(len(each[0]) for each in found):
         return None
     labels = [tid for _, tid in threads]
-    of_rank, row, begin, stop, of_name, of_kind = (np.concatenate(each) for each in zip(*found, strict=True))
-    return Stacks(of_rank, row, begin, stop, of_name, of_kind, list(names), labels)
+    joined = [np.concatenate(each) for each in zip(*found, strict=True)]
+    return Stacks(joined[0], joined[1], joined[2], joined[3], joined[4], joined[5], list(names), labels)
 
 
 def _shift(run: ReportRun, number: int, start: np.ndarray, name: np.ndarray, names: list[str]) -> int | None:
