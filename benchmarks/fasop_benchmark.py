@@ -34,9 +34,8 @@ from fasop.hpdc24.search import published_costs
 from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
-from fasop.plans.goal import Goal
 from fasop.plans.options import Options
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Goal, Plan
 from fasop.plans.shapes import Shape
 from fasop.schedule import one_f_one_b as schedule
 from fasop.search.planner import Planner

@@ -30,8 +30,8 @@ from chakra_et import cli
 from fasop.inputs.clusters import Cluster, Gpu
 from fasop.inputs.costs import CostFile, read_costs
 from fasop.inputs.models import find_model
-from fasop.plans.goal import Goal
 from fasop.plans.options import Options
+from fasop.plans.plan import Goal
 from fasop.search.search import search
 
 README = ROOT / "fasop" / "README.md"

@@ -40,9 +40,9 @@ from fasop.exact.estimate import Estimate, estimate
 from fasop.inputs.clusters import Cluster, Gpu, Link
 from fasop.inputs.costs import CostFile, Entry, MeasuredOn
 from fasop.inputs.models import Model
-from fasop.plans.groups import Part
 from fasop.plans.layout import Layout, LayoutStage, Replica, uniform
 from fasop.plans.options import Options
+from fasop.plans.shapes import Part
 
 DATA = ROOT.parent / "shared" / "data" / "planner"
 OPT = Model("opt-350m", 1024, 2048, 24, 50304, 16, 1, tied=False)

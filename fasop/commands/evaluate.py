@@ -30,7 +30,7 @@ from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.output import summary
 from fasop.plans.layout import LayoutStage, of_plan
 from fasop.plans.layout_files import Described, read_layouts
-from fasop.plans.plan import Plan, pick_plan
+from fasop.plans.plan import pick_plan
 
 
 @dataclass
@@ -57,11 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
     given, found = [], []
     status = 0
-    for each, interleaved in _given(config):
+    for each in _given(config):
         try:
             if isinstance(each, PlanError):
                 raise each
-            found.append(_estimate(config, each, interleaved, cost_files))
+            found.append(_estimate(config, each, cost_files))
             given.append(each)
         except PlanError as error:
             print(printable(f"error: {error}"), file=sys.stderr)
@@ -114,26 +114,17 @@ def _published(path: Path, models: str, as_json: bool) -> int:
     return 0 if found else 2
 
 
-def _estimate(
-    config: Config, each: Described, interleaved: Plan | None, cost_files: list[CostFile]
-) -> Estimate:
+def _estimate(config: Config, each: Described, cost_files: list[CostFile]) -> Estimate:
     try:
         check_cost_name(cost_files, each.layout.model)
-        if interleaved is None:
-            return estimate(each.layout, cost_files, each.options)
-        # The search takes a third of a second to import.
-        from fasop.search.interleave import estimate_chunks
-
-        return estimate_chunks(interleaved, cost_files)
+        return estimate(each.layout, cost_files, each.options)
     except PlanError as error:
         raise PlanError(f"{config.plan}: {each.name}: {error}") from None
 
 
-def _given(config: Config) -> Iterator[tuple[Described | PlanError, Plan | None]]:
-    """The layouts, and the plan itself where it is interleaved, as a layout can't say so."""
+def _given(config: Config) -> Iterator[Described | PlanError]:
     if not config.plan.endswith(".json"):
-        for each in read_layouts(config.plan, config.cluster, config.models_file):
-            yield each, None
+        yield from read_layouts(config.plan, config.cluster, config.models_file)
         return
     plan = pick_plan(config.plan, config.rank)
     if config.cluster:
@@ -143,8 +134,7 @@ def _given(config: Config) -> Iterator[tuple[Described | PlanError, Plan | None]
         check_nodes(where, clusters[0], plan.placement)
         check_gpus(f"{where}: tp × dp × pp", clusters[0], plan.placement, plan.tp * plan.dp * plan.pp)
         plan = replace(plan, cluster=clusters[0])
-    layout = of_plan(replace(plan, virtual_stages=1))
-    yield Described(f"plan {config.rank}", layout, plan.options), plan if plan.virtual_stages > 1 else None
+    yield Described(f"plan {config.rank}", of_plan(plan), plan.options)
 
 
 def _summary(given: list[Described], found: list[Estimate]) -> list[str]:

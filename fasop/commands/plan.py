@@ -25,25 +25,23 @@ from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, cost_name, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
-from fasop.plans.goal import Goal, by_time_and_price, pareto_front
 from fasop.plans.options import Attention, Options, Recompute
-from fasop.plans.plan import Plan, plans_json
+from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front, plans_json
 
-EXACT_ONLY = (
-    *(
-        "overlap",
-        "sequence_parallel",
-        "per_stage",
-        "interleave",
-        "attention",
-        "precision",
-        "cp",
-        "fsdp",
-        "hsdp",
-        "offload",
-    ),
-    *("cuda_graphs", "engine"),
-)
+EXACT_ONLY = [
+    "overlap",
+    "sequence_parallel",
+    "per_stage",
+    "interleave",
+    "attention",
+    "precision",
+    "cp",
+    "fsdp",
+    "hsdp",
+    "offload",
+    "cuda_graphs",
+    "engine",
+]
 
 
 @dataclass
@@ -246,7 +244,7 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
     idle = config.idle and not config.all
     goal = config.goal
     if config.interleave:
-        from fasop.search.interleave import WIDER, interleave
+        from fasop.search.planner import WIDER, interleave
 
         goal = replace(goal, top=WIDER * goal.top)
     with _progress() as progress:

@@ -13,7 +13,7 @@ import numpy as np
 from chakra_et.cost.topology import COLLECTIVE_START, HOP_NS, INTER_LOSS, INTRA_LOSS
 from fasop.inputs.clusters import Cluster, Link
 from fasop.memo import memo
-from fasop.plans.groups import Group, Part, group_size
+from fasop.plans.shapes import Group, Part, group_size
 
 BITS = 8
 HOP = HOP_NS / 1e9

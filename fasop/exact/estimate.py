@@ -13,10 +13,9 @@ from fasop.exact.passes import Passes, exposed_seconds, step_end, synchronized
 from fasop.exact.stage_costs import message_bytes
 from fasop.exact.unit_times import Compute
 from fasop.inputs.costs import CostFile
-from fasop.plans.groups import Group, Part, group_size, merged
 from fasop.plans.layout import Layout, LayoutStage, Replica
 from fasop.plans.options import Options
-from fasop.plans.shapes import crowded
+from fasop.plans.shapes import Group, Part, crowded, group_size, merged
 from fasop.schedule import deepspeed, one_f_one_b
 
 

@@ -21,8 +21,8 @@ from fasop.exact.unit_times import Compute, UnitSeconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
 from fasop.memo import memo
-from fasop.plans.groups import Group, every, first, group_size
 from fasop.plans.options import Options, Recompute
+from fasop.plans.shapes import Group, every, first, group_size
 
 # Sums over the tensor-parallel group in each unit's forward and backward pass: a layer's output after
 # attention and after the feed-forward part, a decoder's after cross-attention too, and as many gradients of

@@ -16,10 +16,9 @@ from fasop.exact.memory import activations, copies, counted_twice, parameters, s
 from fasop.exact.passes import Passes, exposed_seconds
 from fasop.inputs.models import Model
 from fasop.memo import memo, sharing
-from fasop.plans.groups import Group, Part
 from fasop.plans.options import Options, Recompute
 from fasop.plans.plan import StageChoice
-from fasop.plans.shapes import CROWDED, INSIDE, Seats, Shape, boundary_kinds, divisors, gpu_types
+from fasop.plans.shapes import CROWDED, INSIDE, Group, Part, Seats, Shape, boundary_kinds, divisors, gpu_types
 
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 

@@ -17,9 +17,8 @@ from fasop.hpdc24.rules import MARGIN, check_memory, f32, incoming, links, minma
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import CostFile, Growth
 from fasop.inputs.models import Model
-from fasop.plans.goal import Goal, pareto_front
 from fasop.plans.options import Options
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Goal, Plan, pareto_front
 from fasop.plans.shapes import Shape, divisors
 
 FAST, SLOW = "A100", "A10"  # the two types the tool knows, in its order

@@ -18,7 +18,6 @@ from fasop.inputs.read_files import checked, kinds_of, read_mapping, read_settin
 
 PRESETS = Path(__file__).parents[1] / "data" / "clusters.yaml"
 MOST_CLUSTERS = 10_000  # of one grid
-CURVE = kinds.MessageSize, kinds.Bandwidth
 
 
 @dataclass(frozen=True)
@@ -205,15 +204,15 @@ def check_gpus(degrees: str, cluster: Cluster, placement: Sequence[str], needed:
 GPU_KINDS = {key: kind for key, kind in kinds_of(Gpu).items() if key != "name"} | {
     "gpu_bandwidth": kinds.Bandwidth
 }
+LINK_KINDS = {"bandwidth": kinds.Bandwidth, "latency": kinds.Latency}
 
 
 def load_clusters(name_or_path: str) -> list[Cluster]:
     """The clusters of a preset, of GPUs (``64xH100``) or of a YAML file; several where counts are ranges.
 
     A file holds ``clusters: {name: {gpus_per_node: 4, gpus: {A100: {nodes: 1, …}}, links: […]}}``; ``nodes:
-    0-8`` stands for each count from 0 to 8, and the clusters are all combinations but the empty one; ``base:
-    name`` takes over the settings of an earlier entry. A path may end in ``:name`` to choose one entry.
-    Raises ``PlanError``.
+    0-8`` stands for each count from 0 to 8, and the clusters are all combinations but the empty one. A path
+    may end in ``:name`` to choose one entry. Raises ``PlanError``.
     """
     if not name_or_path:
         raise PlanError("no cluster is named: give a preset or a YAML file.")
@@ -239,48 +238,23 @@ def load_clusters(name_or_path: str) -> list[Cluster]:
     return _expand(str(path), names[0], entries)
 
 
-def _entry(file: str, name: str, entries: dict[str, Any]) -> dict[str, Any]:
-    """One entry as it is written, its GPU types as settings."""
-    where = f"{file}: cluster {name}"
-    entry = read_mapping(where, entries[name], ["gpus_per_node", "gpus", "links", "base"])
-    entry["gpus"] = entry.get("gpus") or {}
-    if not isinstance(entry["gpus"], dict):
-        raise PlanError(f"{where}: no GPU types under 'gpus': give them as 'A100: {{nodes: 1, …}}'.")
-    # A count alone stands for the base's settings with as many nodes.
-    entry["gpus"] = {
-        str(gpu): {"nodes": own} if isinstance(own, int | str) else own for gpu, own in entry["gpus"].items()
-    }
-    for gpu, own in entry["gpus"].items():
-        read_mapping(f"{where}: GPU {gpu}", own, [*GPU_KINDS, "nodes"])
-    return entry
-
-
 def _expand(file: str, name: str, entries: dict[str, Any]) -> list[Cluster]:
     where = f"{file}: cluster {name}"
-    entry = _entry(file, name, entries)
-    base: dict[str, Any] = {"gpus": {}}
-    if "base" in entry:
-        if not isinstance(entry["base"], str) or entry["base"] not in entries:
-            raise PlanError(f"{where}: base: {shown(entry['base'])}: give the name of another entry.")
-        base = _entry(file, entry["base"], entries)
-        if "base" in base:
-            raise PlanError(f"{where}: base {entry['base']!r} has a base itself: give that one.")
-    if not (entry["gpus"] or base["gpus"]):
-        raise PlanError(f"{where}: no GPU types under 'gpus'.")
-    size = checked(
-        f"{where}: gpus_per_node", entry.get("gpus_per_node", base.get("gpus_per_node", 0)), kinds.NodeSize
-    )
+    entry = read_mapping(where, entries[name], ["gpus_per_node", "gpus", "links"])
+    if not isinstance(entry.get("gpus"), dict) or not entry["gpus"]:
+        raise PlanError(f"{where}: no GPU types under 'gpus': give them as 'A100: {{nodes: 1, …}}'.")
+    size = checked(f"{where}: gpus_per_node", entry.get("gpus_per_node", 0), kinds.NodeSize)
     needed = [field.name for field in fields(Gpu) if field.name in GPU_KINDS and field.default is MISSING]
     gpus, counts = [], []
     for gpu_name, own in entry["gpus"].items():
         at = f"{where}: GPU {gpu_name}"
-        merged = {**base["gpus"].get(gpu_name, {}), **own}
-        counts.append(_counts(at, merged.pop("nodes", None)))
-        gpus.append(Gpu(name=gpu_name, **read_settings(at, merged, GPU_KINDS, needed)))
+        settings = read_mapping(at, own, [*GPU_KINDS, "nodes"])
+        counts.append(_counts(at, settings.pop("nodes", None)))
+        gpus.append(Gpu(name=str(gpu_name), **read_settings(at, settings, GPU_KINDS, needed)))
         check_gpu(at, gpus[-1], counts[-1][-1])
         if (gpus[-1].gpus_per_node or size) < 1:
             raise PlanError(f"{at}: gpus_per_node is {gpus[-1].gpus_per_node or size}: give at least 1.")
-    links = _links(where, entry.get("links", base.get("links", [])), gpus)
+    links = _links(where, entry.get("links", []), gpus)
     total = math.prod(map(len, counts))
     if total > MOST_CLUSTERS:
         raise PlanError(f"{where}: {total} clusters in the grid: give at most {MOST_CLUSTERS}.")
@@ -315,7 +289,7 @@ def _links(where: str, entries: Any, gpus: list[Gpu]) -> tuple[Link, ...]:
     found = []
     for index, entry in enumerate(entries):
         at = f"{where}: link {index}"
-        values = read_mapping(at, entry, kinds_of(Link))
+        values = read_mapping(at, entry, ["between", *LINK_KINDS])
         ends = values.pop("between", None)
         named = isinstance(ends, list) and all(isinstance(end, str | int) for end in ends)
         if not named or len(ends) != 2:
@@ -324,19 +298,5 @@ def _links(where: str, entries: Any, gpus: list[Gpu]) -> tuple[Link, ...]:
         for end in (one, two):
             if end not in known:
                 raise PlanError(f"{at}: between: no GPU type or zone {end!r}: {nearest(end, known)}")
-        points = values.pop("points", None) or {}
-        if not isinstance(points, dict) or not (points or "bandwidth" in values):
-            raise PlanError(f"{at}: give its bandwidth, or points as {{message bytes: bit/s}}.")
-        curve = sorted(
-            (
-                checked(f"{at}: points", size, kinds.MessageSize),
-                checked(f"{at}: points", rate, kinds.Bandwidth),
-            )
-            for size, rate in points.items()
-        )
-        if len({size for size, _ in curve}) < len(curve):
-            raise PlanError(f"{at}: points: a message size is there twice: give each once.")
-        values.setdefault("bandwidth", max((rate for _, rate in curve), default=0))
-        settings = read_settings(at, values, kinds_of(Link))
-        found.append(Link((one, two), points=tuple(curve), **settings))
+        found.append(Link((one, two), **read_settings(at, values, LINK_KINDS, ["bandwidth"])))
     return tuple(found)

@@ -190,7 +190,3 @@ def find_model(name: str, path: str = "") -> Model:
         return Model(name=name, **values)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
-
-
-def preset_names() -> list[str]:
-    return list(read_yaml(PRESETS, "models"))

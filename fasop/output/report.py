@@ -20,10 +20,9 @@ from fasop.exact.recipes import hardware
 from fasop.hpdc24.rules import simulate
 from fasop.inputs.clusters import Cluster
 from fasop.output import summary
-from fasop.plans.goal import by_time_and_price, pareto_front
 from fasop.plans.layout import of_plan
 from fasop.plans.options import Options
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Plan, by_time_and_price, pareto_front
 from fasop.schedule import events, one_f_one_b
 from fasop.search.planner import sharded_memory
 

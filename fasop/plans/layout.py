@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
-from fasop.plans.groups import Group, Part, group_size
 from fasop.plans.options import Recompute
 from fasop.plans.plan import Plan, StageChoice
+from fasop.plans.shapes import Group, Part, group_size
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def uniform(
 def of_plan(plan: Plan) -> Layout:
     """The layout of a plan. Raises ``PlanError`` for one that a layout can't hold."""
     if plan.virtual_stages > 1:
-        raise PlanError("the plan is interleaved, which a layout can't say: call estimate_chunks().")
+        raise PlanError("the plan is interleaved, which evaluate can't take: see its step with simulate.")
     shares = tuple((gpu.name, plan.mbs) for gpu in plan.cluster.gpus)
     choices = list(plan.choices) or [StageChoice(plan.tp, plan.options.recompute, shares)] * plan.pp
     of = plan.model, plan.cluster, plan.placement, plan.tp * plan.dp

@@ -22,10 +22,10 @@ from fasop.inputs import kinds
 from fasop.inputs.clusters import Cluster, check_gpus, check_nodes, load_clusters
 from fasop.inputs.models import Model, find_model
 from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml, shown
-from fasop.plans.groups import Part
 from fasop.plans.layout import Layout, LayoutStage, Replica, uniform
 from fasop.plans.options import Options, Recompute
 from fasop.plans.plan import check_heads
+from fasop.plans.shapes import Part
 
 EVEN = {
     **dict.fromkeys(("tp", "dp", "mbs", "ep", "virtual_stages"), kinds.Count),

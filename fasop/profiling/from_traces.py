@@ -25,7 +25,7 @@ from chakra_et.job.operators import Operators, Shape, operators_of
 from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
 from fasop.inputs.models import Model
-from fasop.profiling.fit import KindSeconds
+from fasop.profiling.measure import KindSeconds
 
 COMPUTE, DEVICE = ("operator", "runtime"), ("kernel", "memcpy", "memset")
 # Products, and where the factor that holds the weights is among their tensors.

@@ -16,9 +16,8 @@ from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import CostFile
 from fasop.inputs.models import Model
-from fasop.plans.goal import Goal, by_time_and_price, pareto_front
 from fasop.plans.options import Options
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front
 from fasop.plans.shapes import Shape, shapes
 from fasop.search.planner import Planner
 

@@ -27,7 +27,7 @@ from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.text import table
 from fasop.plans.plan import Plan
-from fasop.profiling.fit import fit_units
+from fasop.profiling.measure import fit_units
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.results import picture, report

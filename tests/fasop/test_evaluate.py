@@ -17,13 +17,11 @@ from fasop.inputs.clusters import Cluster, Gpu, load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans import layout_files
-from fasop.plans.goal import Goal
-from fasop.plans.groups import Part
 from fasop.plans.layout import Layout, LayoutStage, Replica, of_plan
 from fasop.plans.layout_files import Described
 from fasop.plans.options import Options
-from fasop.plans.plan import write_plans
-from fasop.plans.shapes import Shape
+from fasop.plans.plan import Goal, write_plans
+from fasop.plans.shapes import Part, Shape
 from fasop.schedule import deepspeed
 from fasop.search.planner import Planner
 from fasop.search.search import search

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasop.profiling.fit import fit_units
+from fasop.profiling.measure import fit_units
 
 PARTITIONS = [(3, 1), (1, 3), (2, 2)]
 E, T, P = 0.001, 0.004, 0.006

@@ -21,8 +21,8 @@ from fasop.exact.unit_times import Compute
 from fasop.inputs.clusters import of_gpus
 from fasop.inputs.models import find_model
 from fasop.output.frameworks import exported
-from fasop.plans.groups import Part, first
 from fasop.plans.options import Options
+from fasop.plans.shapes import Part, first
 
 MODEL = replace(find_model("llama3-8b"), global_batch=32)
 SHARDED = Options(zero=3, overlap=True, attention="flash", engine="torchtitan", gradient_bytes=2)

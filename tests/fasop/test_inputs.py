@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from fasop.errors import PlanError
 from fasop.exact.communication import INTER_LOSS, Communication
 from fasop.exact.memory import parameters
 from fasop.inputs.clusters import PRESETS as CLUSTER_PRESETS
-from fasop.inputs.clusters import load_clusters
+from fasop.inputs.clusters import Link, load_clusters
 from fasop.inputs.costs import CostFile, Entry, read_costs, write_costs
-from fasop.inputs.models import find_model, preset_names
+from fasop.inputs.models import PRESETS as MODEL_PRESETS
+from fasop.inputs.models import find_model
 from fasop.inputs.read_files import read_yaml
 from tests.fasop import fasop_cases as cases
 
@@ -35,7 +37,7 @@ def test_all_presets_load() -> None:
     assert set(counts.values()) == {1}
     wanted = {"paper-bert", "paper-bert-het", "paper-gpt2xl", "paper-gpt2xl-het", "paper-t5", "paper-t5-het"}
     assert wanted | {"seed-345m", "seed-1.5b"} <= set(counts)
-    models = {name: find_model(name) for name in preset_names()}
+    models = {name: find_model(name) for name in read_yaml(MODEL_PRESETS, "models")}
     assert {"gpt2-xl", "gpt2-345m", "bert-large", "t5", "llama3-8b", "mixtral-8x7b"} <= set(models)
     units = {name: len(models[name].units) for name in ("gpt2-xl", "gpt2-345m", "bert-large", "t5")}
     assert units == {"gpt2-xl": 50, "gpt2-345m": 26, "bert-large": 26, "t5": 50}
@@ -111,11 +113,13 @@ def test_a_cluster_with_a_bad_setting(tmp_path: Path, gpus: str, size: str, sent
     [
         ("clusters: [1, 2]", "no entries under the key 'clusters'"),
         ("clusters: {a: 3}", "expected settings as 'name: value', got 3"),
-        ("clusters: {a: {base: b}}", "base: 'b': give the name of another"),
+        ("clusters: {a: {gpus: 3}}", "cluster a: no GPU types under 'gpus'"),
+        (
+            "clusters: {a: {gpus: {L4: [1]}}}",
+            "cluster a: GPU L4: expected settings as 'name: value', got [1]",
+        ),
         ("clusters: {a: {}, b: {}}", "holds 2 clusters: choose one"),
         ("clusters: {a: {gpus_per_node: 1", "not YAML"),
-        ("clusters: {a: {base: [x]}}", "base: ['x']: give the name of another entry"),
-        ("clusters: {a: {base: {b: 1}}}", "base: {'b': 1}: give the name"),
         ("clusters: {a: {gpus: {[1]: 4}}}", "a key is a list or a mapping: give a name"),
         ("clusters: {a: {day: 2024-99-99}}", "not YAML that can be read: month must be in 1..12"),
         ("", "no entries under the key"),
@@ -128,23 +132,6 @@ def test_a_cluster_file_that_can_not_be_read(tmp_path: Path, text: str, sentence
     path.write_text(text, encoding="utf-8")
     with pytest.raises(PlanError) as caught:
         load_clusters(str(path))
-    assert sentence in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("base", "sentence"),
-    [
-        ("3", "cluster b: expected settings as 'name: value', got 3"),
-        ("{gpus: 3}", "cluster b: no GPU types under 'gpus'"),
-        ("{gpus: {L4: [1]}}", "cluster b: GPU L4: expected settings as 'name: value', got [1]"),
-        ("{base: a}", "base 'b' has a base itself"),
-    ],
-)
-def test_a_base_that_is_no_cluster(tmp_path: Path, base: str, sentence: str) -> None:
-    path = tmp_path / "cluster.yaml"
-    path.write_text(f"clusters: {{a: {{base: b, gpus: {{L4: 2}}}}, b: {base}}}", encoding="utf-8")
-    with pytest.raises(PlanError) as caught:
-        load_clusters(f"{path}:a")
     assert sentence in str(caught.value)
 
 
@@ -271,7 +258,6 @@ clusters:
              intra_bandwidth: 1840e9, zone: west, hosts: [left, right]}
     links:
       - {between: [east, west], bandwidth: 5e9, latency: 0.03}
-      - {between: [A100, A100], points: {1e6: 100e9, 16e6: 300e9}}
 """
 
 
@@ -283,7 +269,9 @@ def test_nodes_of_several_sizes_links_and_zones(tmp_path: Path) -> None:
     links = Communication(cluster)
     assert links.between("H100", "A100", 1e6) == (5e9, 0.03)
     assert links.between("H100", "H100", 1e6)[0] == pytest.approx(3200e9 / INTER_LOSS)
-    # Between the given sizes the bandwidth follows the logarithm of the size.
+    # Where a link has rates by the size, they follow its logarithm.
+    curve = Link(("A100", "A100"), 300e9, points=((1e6, 100e9), (16e6, 300e9)))
+    links = Communication(replace(cluster, links=(curve,)))
     assert [links.between("A100", "A100", size)[0] for size in (1e5, 4e6, 1e9)] == [100e9, 200e9, 300e9]
     assert cluster.hosts()[:2] == [("node0", "H100"), ("node1", "H100")]
     assert cluster.assigned(("A100", "H100", "A100")) == ["left", "node0", "right"]
@@ -294,7 +282,7 @@ def test_nodes_of_several_sizes_links_and_zones(tmp_path: Path) -> None:
     [
         ("{between: [L4], bandwidth: 1e9}", "give two GPU types or two zones"),
         ("{between: [L4, V9], bandwidth: 1e9}", "no GPU type or zone 'V9'"),
-        ("{between: [L4, L4]}", "give its bandwidth, or points"),
+        ("{between: [L4, L4]}", "lacks bandwidth"),
         ("{between: [L4, L4], bandwidth: 5}", "expected bit/s between"),
     ],
 )

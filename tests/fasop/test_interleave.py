@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,11 +14,10 @@ from fasop.errors import PlanError
 from fasop.inputs.clusters import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
-from fasop.plans.goal import Goal
 from fasop.plans.options import Options
-from fasop.plans.plan import Plan, StageChoice, read_plans
+from fasop.plans.plan import Goal, Plan
 from fasop.schedule import events
-from fasop.search.interleave import estimate_chunks, interleave
+from fasop.search.planner import interleave
 from fasop.search.search import search
 
 COSTS = [read_costs()]
@@ -66,45 +64,10 @@ def test_the_command_plans_chunks_that_simulate_and_export_read(capsys: pytest.C
     assert "--interleave searches for the shortest step" in capsys.readouterr().err
 
 
-def test_an_interleaved_plan_is_evaluated_with_its_chunks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interleaved_plan_is_not_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plans.json"
     words = ["--model", "gpt2-xl", "--cluster", "paper-gpt2xl", "--tp", "1", "--pp", "8", "--interleave"]
     assert plan_command.main([*words, "--json", "--top", "1"]) == 0
     path.write_text(capsys.readouterr().out, encoding="utf-8")
-    (plan,) = read_plans(path)
-    assert plan.virtual_stages > 1
-
-    def evaluated(*more: str) -> dict[str, Any]:
-        assert evaluate.main([str(path), "--json", *more]) == 0
-        (row,) = json.loads(capsys.readouterr().out)
-        return dict(row)
-
-    as_planned = evaluated()
-    assert as_planned["step"] == pytest.approx(plan.step_time)
-    assert [stage["memory"] for stage in as_planned["stages"]] == pytest.approx(plan.stage_memory)
-
-    # On a network that takes almost no time, the bubble of even stages is that of Narayanan et al. 2021,
-    # section 2.2: (p - 1) / v of a micro-batch's time.
-    fast = tmp_path / "fast.yaml"
-    fast.write_text(
-        "clusters: {fast: {gpus_per_node: 4, gpus: {A10: {nodes: 8, memory_gib: 22.2, price_per_hour: 8,"
-        " inter_bandwidth: 7.2e+12, intra_bandwidth: 7.2e+12}}}}",
-        encoding="utf-8",
-    )
-    alone = evaluated("--cluster", str(fast))
-    m, v, p = plan.micro_batches, plan.virtual_stages, plan.pp
-    each = [stage["forward"] + stage["backward"] for stage in alone["stages"]]
-    ideal = m * max(each) + (p - 1) / v * sum(each) / p
-    assert alone["pipeline"] == pytest.approx(ideal, rel=0.02)
-    assert alone["pipeline"] < as_planned["pipeline"]
-
-
-def test_an_interleaved_plan_whose_stages_would_be_other_ones_is_not_evaluated() -> None:
-    (plan,) = planned("paper-gpt2xl", tp=1, dp=4, pp=8, mbs=1)
-    (chunked,) = interleave([plan], COSTS, 0)
-    assert estimate_chunks(chunked, COSTS).step == pytest.approx(chunked.step_time)
-    recomputed = replace(chunked, choices=(StageChoice(1, "full", (("A10", 1),)),) * 8)
-    with pytest.raises(PlanError, match="divided or recomputed otherwise"):
-        estimate_chunks(recomputed, COSTS)
+    with pytest.raises(PlanError, match="the plan is interleaved, which evaluate can't take"):
+        evaluate.main([str(path)])

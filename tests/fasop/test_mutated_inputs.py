@@ -57,11 +57,13 @@ def documents(folder: Path) -> dict[str, Any]:
         "costs": "bert-large",
     }
     clusters = yaml.safe_load(CLUSTERS.read_text(encoding="utf-8"))["clusters"]
-    mine = {"base": "nodes-of-4", "gpus": {"A100": {"nodes": 1, "zone": "x", "reserved_gib": 1.0}, "A10": 2}}
+    mine = copy.deepcopy(clusters["nodes-of-4"])
+    mine["gpus"]["A10"]["nodes"] = 2
+    mine["gpus"]["A100"] |= {"zone": "x", "reserved_gib": 1.0}
     mine["gpus"]["A100"] |= {"hosts": ["left"], "queue": "all", "inter_latency": 1e-5, "speed": 1.1}
     mine["links"] = [
         {"between": ["A100", "A10"], "bandwidth": 10e9, "latency": 1e-4},
-        {"between": ["A10", "A10"], "points": {1000: 1e9, 100000: 10e9}},
+        {"between": ["A10", "A10"], "bandwidth": 10e9},
     ]
     costs = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     costs["entries"] = [entry for entry in costs["entries"] if entry["model"] == "bert-large"]

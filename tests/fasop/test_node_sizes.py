@@ -11,10 +11,9 @@ import pytest
 
 from fasop.exact.estimate import estimate
 from fasop.inputs.clusters import Cluster
-from fasop.plans.goal import Goal
 from fasop.plans.layout import of_plan
 from fasop.plans.options import Options
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Goal, Plan
 from fasop.plans.shapes import MOST_BLOCKS, Shape, blocks, shapes, stage_seats
 from fasop.search.dynamic_program import DynamicProgram
 from fasop.search.improve import improve

@@ -16,9 +16,8 @@ from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import CostFile, read_costs
 from fasop.inputs.models import find_model
-from fasop.plans.goal import Goal, by_time_and_price, pareto_front
 from fasop.plans.options import Options
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front
 from fasop.plans.shapes import Shape, shapes, stage_seats
 from fasop.search import search as search_module
 from fasop.search.partition import Assignment

@@ -14,11 +14,10 @@ from fasop.exact.stage_costs import StageCosts
 from fasop.inputs.clusters import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
-from fasop.plans.groups import Part
 from fasop.plans.layout import of_plan
 from fasop.plans.options import Options
 from fasop.plans.plan import StageChoice
-from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Shape, boundary_kinds
+from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Part, Shape, boundary_kinds
 from fasop.search.partition import Assignment
 from fasop.search.planner import Planner
 from tests.fasop import fasop_cases as cases

@@ -10,9 +10,8 @@ import pytest
 
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
-from fasop.plans.goal import Goal
 from fasop.plans.options import Options
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Goal, Plan
 from fasop.plans.shapes import Shape
 from fasop.search.planner import Planner
 from fasop.search.search import search

@@ -20,10 +20,9 @@ from fasop.hpdc24.search import published_costs
 from fasop.inputs.clusters import Cluster, Gpu, load_clusters
 from fasop.inputs.costs import CostFile, Entry, MeasuredOn, read_costs
 from fasop.inputs.models import Model, find_model
-from fasop.plans.groups import Part
 from fasop.plans.layout import Layout, LayoutStage, Replica, of_plan, uniform
 from fasop.plans.options import Options
-from fasop.plans.shapes import Shape
+from fasop.plans.shapes import Part, Shape
 from fasop.search.planner import Planner
 from tests.fasop import fasop_cases as cases
 
