@@ -5,7 +5,7 @@ python -m fasop evaluate layouts.yaml --cluster measured.yaml --costs costs.json
 python -m fasop evaluate plans.json --rank 2 --json
 python -m fasop evaluate --rows training_runs.csv
 
-PLAN is a file of ``plan --json``, or YAML as ``fasop/plans/layout_files.py`` describes it, where stages and
+PLAN is a file of ``plan --json``, or YAML as ``fasop/plans/layout.py`` describes it, where stages and
 replicas may differ and a measured time may stand beside each layout. ``--rows`` takes a table of published
 training runs instead (``fasop/exact/training_runs.py``) and sets its steps beside those predicted.
 """
@@ -28,8 +28,7 @@ from fasop.exact.training_runs import expressible, predicted, read_runs, refused
 from fasop.inputs.clusters import check_gpus, check_nodes, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.output import summary
-from fasop.plans.layout import LayoutStage, of_plan
-from fasop.plans.layout_files import Described, read_layouts
+from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
 from fasop.plans.plan import pick_plan
 
 

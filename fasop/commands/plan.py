@@ -75,7 +75,6 @@ class Config:
     recompute: Literal["none", "selective", "full", "auto"] = flag(
         "activations computed again in the backward pass; auto: best", "none"
     )
-    sharded_optimizer: bool = flag("optimizer states shared among the data-parallel ranks (--zero 1)", False)
     zero: Literal[0, 1, 2, 3] = flag(
         "ZeRO stage: shares 1 optimizer states, 2 gradients, 3 parameters too", 0
     )
@@ -165,7 +164,7 @@ class Config:
         return [
             Options(
                 recompute=way,
-                zero=3 if self.fsdp or self.hsdp else max(self.zero, int(self.sharded_optimizer or modern)),
+                zero=3 if self.fsdp or self.hsdp else max(self.zero, int(modern)),
                 overlap=self.overlap or self.fsdp or self.hsdp > 0,
                 shard=self.hsdp,
                 offload=self.offload,
@@ -267,7 +266,7 @@ def _hpdc24(
     from fasop.hpdc24.search import csv_row, plan_of, published_costs, ranked
 
     costs = published_costs(cost_files, model)
-    sharded = config.sharded_optimizer or config.zero == 1
+    sharded = config.zero == 1
     with _progress() as progress:
         kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, progress, config.all)
     rows = []

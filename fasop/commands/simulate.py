@@ -17,10 +17,25 @@ from typing import Literal
 import msgspec
 
 from chakra_et import cli, files
+from chakra_et.drawing import lanes
+from chakra_et.drawing.lanes import Kind, Picture, PictureLane, Span
 from fasop.commands import flag
 from fasop.plans.plan import Plan, pick_plan, plans_json
 from fasop.schedule import events as events_
 from fasop.schedule import interleaved
+from fasop.schedule.events import Event
+
+KINDS = {
+    "forward": Kind("forward", "#3b78c3"),
+    "backward": Kind("backward", "#c8453b"),
+    "send": Kind("message", "#3c9a5f"),
+    "reduction": Kind("gradient reduction", "#1f6b3d"),
+    "embedding": Kind("embedding all-reduce", "#7cb342"),
+    "update": Kind("optimizer", "#2b3a67"),
+    "gather": Kind("parameter all-gather", "#80a1c1"),
+}
+COMPUTE, COMMUNICATION = range(2)
+STRIPS = (26, 10)
 
 
 @dataclass
@@ -60,10 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     schedule = "1f1b" if plan.virtual_stages == 1 else f"interleaved, {plan.virtual_stages} chunks per stage"
     lines = _summary(planned, plan, found, schedule)
     if config.picture:
-        from fasop.output import picture
-
-        draw = picture.draw if config.picture.endswith(".svg") else picture.page
-        files.write_text(Path(config.picture), draw(plan, found, schedule))
+        drawn = picture(plan, found, schedule)
+        page = f"{plan.model.name} on {plan.cluster.name}"
+        is_svg = config.picture.endswith(".svg")
+        files.write_text(Path(config.picture), lanes.draw(drawn) if is_svg else lanes.page([drawn], page))
         lines.append(f"picture: {config.picture}")
     if config.et:
         from fasop.output import traces
@@ -98,7 +113,7 @@ def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
     return [*(f"note: {note}" for note in notes), f"ASTRA-sim: {path / 'run.sh'}"]
 
 
-def _summary(planned: Plan, plan: Plan, found: list[events_.Event], schedule: str) -> list[str]:
+def _summary(planned: Plan, plan: Plan, found: list[Event], schedule: str) -> list[str]:
     whole = events_.step_time(found)
     lines = [
         f"{plan.title}, {schedule}",
@@ -109,3 +124,36 @@ def _summary(planned: Plan, plan: Plan, found: list[events_.Event], schedule: st
         what = f"{plan.stage_gpu[stage]}, {plan.partition[stage]} units"
         lines.append(f"  stage {stage} ({what}): {idle:.1%} bubble")
     return lines
+
+
+def picture(plan: Plan, events: list[Event], schedule: str) -> Picture:
+    """A step, a lane for each stage: computation fills its upper part, communication the strip below."""
+    whole = events_.step_time(events)
+    title = f"{plan.title}, {schedule}: {whole:.4f} s per step"
+    stages = [
+        PictureLane(
+            f"stage {stage}: {plan.stage_gpu[stage]}, {plan.partition[stage]} units", f"{idle:.1%} bubble"
+        )
+        for stage, idle in enumerate(events_.bubbles(plan, events))
+    ]
+    spans = [_span(event) for event in events if event.kind in KINDS]
+    return Picture(title, stages, spans, KINDS, strips=STRIPS, until=whole)
+
+
+def _span(event: Event) -> Span:
+    what = KINDS[event.kind].label + (
+        f" of micro-batch {event.micro_batch}" if event.micro_batch >= 0 else ""
+    )
+    if event.kind == "send":
+        what += f", {'activations' if event.up else 'gradients'} to stage {event.peer}"
+    if event.chunk > 0:
+        what += f", chunk {event.chunk}"
+    return Span(
+        event.stage,
+        event.start,
+        event.end,
+        event.kind,
+        label=str(event.micro_batch) if event.micro_batch >= 0 else "",
+        title=f"stage {event.stage}: {what}, {event.start:.4f} s to {event.end:.4f} s",
+        strip=COMPUTE if event.kind in ("forward", "backward", "update") else COMMUNICATION,
+    )

@@ -122,7 +122,8 @@ class Compute:
         return None
 
     def _computed(self, gpu: str, name: str, tp: int, mbs: int, ep: int) -> UnitSeconds:
-        if hardware(gpu) is None:
+        of = hardware(gpu)
+        if of is None:
             measured = sorted({entry for source in self.sources for entry, _, _ in source.entries})
             raise PlanError(
                 f"no costs of {self.model.name} on GPU {gpu!r}: in the cluster file give {name} 'like' and "
@@ -134,8 +135,6 @@ class Compute:
         notes += [text for text in (self.skipped, self.model.remark) if text]
         forward, backward, scores = table.T
         least = forward, backward
-        of = hardware(gpu)
-        assert of is not None
         notes += ["the host's part in the optimizer is assumed: no published run shows it"] * (
             self.options.offload
         )

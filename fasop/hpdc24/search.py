@@ -106,7 +106,7 @@ def ranked(
         if not kept:
             raise PlanError(
                 f"no plan of {model.name} on {clusters[0].name} fits into memory by hpdc24: try "
-                "--sharded-optimizer, or --cost-model exact, which can also plan with --recompute full."
+                "--zero 1, or --cost-model exact, which can also plan with --recompute full."
             )
     if goal.max_step_time is not None:
         fastest = min(row.step_time for row in kept)

@@ -1,4 +1,3 @@
-"""What users read and run. Plans go in; tables and CSV (``report``), pictures (``picture``) and Chakra
-execution
-traces (``traces``) come out.
+"""What users read and run. Plans go in; tables and CSV (``report``), and Chakra execution traces
+(``traces``) come out.
 """

@@ -1,16 +1,47 @@
-"""A layout: which GPUs run what, in full. Every plan is one, and so is a run that somebody measured."""
+"""Layouts: which GPUs run what, in full. Every plan is one, and so is a run that somebody measured. Users
+write files of them to have them evaluated: YAML, or JSON of the same shape.
+
+``layouts: {name: {model, cluster, tp, dp, mbs, layers, …}}`` describes a layout of one tp and dp, ``layers``
+as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence, and what a recipe sets
+(``precision: fp8``, ``zero: 3``, ``cuda_graphs: true``) is called as in ``fasop/plans/options.py``. Stages
+that differ are listed instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``;
+each replica is a tensor-parallel group, on a node of its own unless ``node`` names one. ``measured`` and
+``measured_gib`` hold what a run took, for comparison.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from fasop.errors import PlanError
-from fasop.inputs.clusters import Cluster
-from fasop.inputs.models import Model
-from fasop.plans.options import Recompute
-from fasop.plans.plan import Plan, StageChoice
+from fasop.inputs import kinds
+from fasop.inputs.clusters import Cluster, check_gpus, check_nodes, load_clusters
+from fasop.inputs.models import Model, find_model
+from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml, shown
+from fasop.plans.options import Options, Recompute
+from fasop.plans.plan import Plan, StageChoice, check_heads
 from fasop.plans.shapes import Group, Part, group_size
+
+EVEN = {
+    **dict.fromkeys(("tp", "dp", "mbs", "ep", "virtual_stages"), kinds.Count),
+    **{"layers": Any, "nodes": tuple[kinds.Name, ...]},
+}
+OPTIONS = {key: kind for key, kind in kinds_of(Options).items() if key != "per_stage"}
+KINDS = {
+    **{"model": kinds.Name, "cluster": kinds.Name, "stages": list, "global_batch": kinds.Sequences},
+    **{"seq": kinds.Count, "cp": kinds.Count},
+    **{"measured": kinds.StepSeconds, "measured_gib": kinds.Memory},
+    **EVEN,
+    **OPTIONS,
+}
+STAGE = {"layers": kinds.CountOrZero, "replicas": list, "recompute": Recompute}
+REPLICA = {"gpu": kinds.Name, "gpus": kinds.Count, "mbs": kinds.Count, "node": kinds.Name}
 
 
 @dataclass(frozen=True)
@@ -102,3 +133,130 @@ def _layout(
         stages.append(LayoutStage(units, tuple(replicas), choice.recompute))
     batch = sum(replica.mbs for replica in stages[0].replicas)
     return Layout(model, cluster, tuple(stages), model.global_batch // batch)
+
+
+@dataclass(frozen=True)
+class Described:
+    """A layout of a file. measured: seconds per step, measured_gib: of the fullest GPU; 0 where not given."""
+
+    name: str
+    layout: Layout
+    options: Options
+    measured: float = 0.0
+    measured_gib: float = 0.0
+
+
+def read_layouts(path: str, cluster: str = "", models_file: str = "") -> Iterator[Described | PlanError]:
+    """The layouts of a file; for each that can't be, why. cluster: preset or file to use instead of theirs.
+
+    Raises ``PlanError`` for a file that can't be read.
+    """
+    for name, entry in read_yaml(Path(path), "layouts").items():
+        try:
+            yield _described(f"{path}: layout {name}", name, entry, cluster, models_file)
+        except PlanError as error:
+            yield error
+
+
+def _described(where: str, name: str, entry: Any, cluster_name: str, models_file: str) -> Described:
+    needed = ["model"] if cluster_name else ["model", "cluster"]
+    values = read_settings(where, entry, KINDS, needed)
+    try:
+        model = find_model(values["model"], models_file)
+        clusters = load_clusters(cluster_name or values["cluster"])
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
+    sizes = {key: values.get(key, getattr(model, key)) for key in ("global_batch", "seq")}
+    model = replace(model, **sizes).split_sequences(values.get("cp", 1))
+    if len(clusters) > 1:
+        raise PlanError(f"{where}: {values.get('cluster', cluster_name)} is a grid of clusters: give one.")
+    options = Options(**{key: value for key, value in values.items() if key in OPTIONS})
+    if "stages" in values and (both := [key for key in EVEN if key in values]):
+        raise PlanError(f"{where}: {both[0]} and stages exclude each other: give it to each replica.")
+    layout = (_stages if "stages" in values else _even)(where, values, model, clusters[0], options)
+    return Described(name, layout, options, values.get("measured", 0.0), values.get("measured_gib", 0.0))
+
+
+def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:
+    if missing := [key for key in ("tp", "dp", "mbs", "layers") if key not in values]:
+        raise PlanError(f"{where}: lacks {missing[0]}, or stages.")
+    tp, mbs, ep = values["tp"], values["mbs"], values.get("ep", 1)
+    dp = values["dp"] * model.cp
+    if math.gcd(model.experts or 1, dp) % ep:
+        raise PlanError(f"{where}: ep is {ep}: give a divisor of dp × cp = {dp} and of the experts.")
+    check_heads(where, model, tp)
+    partition = _partition(where, model, _numbers(where, values["layers"]))
+    if model.global_batch % (dp * mbs):
+        raise PlanError(f"{where}: global batch {model.global_batch} is no multiple of dp {dp} × mbs {mbs}.")
+    placement = values.get("nodes") or tuple(name for _, name in cluster.hosts())
+    check_nodes(where, cluster, placement)
+    degrees = f"{where}: tp {tp} × dp {dp} × {len(partition)} stages"
+    check_gpus(degrees, cluster, placement, tp * dp * len(partition))
+    layout = uniform(model, cluster, placement, (tp, dp), partition, mbs, options.recompute, ep)
+    return replace(layout, virtual_stages=values.get("virtual_stages", 1))
+
+
+def _stages(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:
+    """A layout whose stages or replicas differ."""
+    if not values["stages"]:
+        raise PlanError(f"{where}: stages: give a list of stages, each with layers and replicas.")
+    nodes: dict[object, str] = {}  # type of each node
+    used: dict[object, int] = {}  # GPUs of each node
+    stages, layers = [], []
+    for index, entry in enumerate(values["stages"]):
+        at = f"{where}: stage {index}"
+        stage = read_settings(at, entry, STAGE, ["layers", "replicas"])
+        if not stage["replicas"]:
+            raise PlanError(f"{at}: replicas: give a list, each with gpu, gpus and mbs.")
+        layers.append(stage["layers"])
+        replicas = []
+        for number, each in enumerate(stage["replicas"]):
+            here = f"{at}, replica {number}"
+            replica = read_settings(here, each, REPLICA, ["gpu", "gpus", "mbs"])
+            name, gpus = replica["gpu"], replica["gpus"]
+            check_nodes(here, cluster, [name])
+            check_heads(here, model, gpus)
+            # A replica that names no node has one of its own, whatever the others are called.
+            node = replica.get("node", (index, number))
+            if nodes.setdefault(node, name) != name:
+                raise PlanError(f"{here}: node {node} has {nodes[node]}, not {name}.")
+            used[node] = used.get(node, 0) + gpus
+            if used[node] > (size := cluster.size(cluster.gpu(name))):
+                raise PlanError(f"{here}: {used[node]} GPUs on a node that has {size}: name another one.")
+            replicas.append(Replica((Part(list(nodes).index(node), name, gpus),), replica["mbs"]))
+        stages.append(LayoutStage(0, tuple(replicas), stage.get("recompute", options.recompute)))
+    check_nodes(where, cluster, list(nodes.values()))
+    partition = _partition(where, model, layers)
+    batches = {sum(replica.mbs for replica in stage.replicas) for stage in stages}
+    if len(batches) > 1 or model.global_batch % (batch := batches.pop()):
+        raise PlanError(
+            f"{where}: the sequences of a micro-batch over all replicas must be the same in each stage, and "
+            f"divide the global batch {model.global_batch}."
+        )
+    whole_stages = tuple(replace(stage, units=units) for stage, units in zip(stages, partition, strict=True))
+    return Layout(model, cluster, whole_stages, model.global_batch // batch)
+
+
+def _partition(where: str, model: Model, layers: list[int]) -> tuple[int, ...]:
+    """Units of each stage: E with the first layers, P with the last."""
+    if sum(layers) != model.layers or min(layers) < 0:
+        raise PlanError(f"{where}: {sum(layers)} layers in all stages, {model.name} has {model.layers}.")
+    units, last = list(layers), len(layers) - 1
+    units[0] += 1
+    if model.encoder_layers is not None:
+        # The decoder's embedding is on the stage with its first layer.
+        ends = itertools.accumulate(layers)
+        last = next(at for at, held in enumerate(ends) if held > model.encoder_layers or last == 0)
+    units[last] += 1
+    if min(units) < 1:
+        raise PlanError(f"{where}: stage {units.index(min(units))} holds nothing: give it a layer.")
+    return tuple(units)
+
+
+def _numbers(where: str, value: Any) -> list[int]:
+    parts = value if isinstance(value, list) else str(value).split("-")
+    try:
+        numbers = [int(part) if isinstance(part, str) else part for part in parts]
+    except ValueError:
+        raise PlanError(f"{where}: layers: {shown(value)}: give as 0-11-8-8-8-8-5-0.") from None
+    return [checked(f"{where}: layers", number, kinds.CountOrZero) for number in numbers]

@@ -102,8 +102,9 @@ def _tensor_degrees(model: Model, cluster: Cluster, max_tp: int) -> list[int]:
     ]
 
 
-def blocks(cluster: Cluster, gpus_per_stage: int) -> list[Block]:
-    """The kinds of block that placements of a shape are made of, one for each that can matter.
+def blocks(cluster: Cluster, gpus_per_stage: int) -> tuple[list[Block], bool]:
+    """The kinds of block that placements of a shape are made of, one for each that can matter; and whether
+    there are more than ``MOST_BLOCKS``.
 
     Where a stage fills several nodes, mixed stages are kept only as far as they can be needed: swapping
     nodes between two mixed stages that share two types, or around a ring of them, leaves every stage with
@@ -113,11 +114,11 @@ def blocks(cluster: Cluster, gpus_per_stage: int) -> list[Block]:
     of more than ``MOST_BLOCKS``, those of the fewest types.
     """
     g, counts = gpus_per_stage, _counts(cluster)
-    if all(g % cluster.size(gpu) == 0 for gpu in cluster.gpus):
-        orders = _mixes(cluster, g)
-    else:
-        orders = list(itertools.islice(_orders(cluster, counts, g), MOST_BLOCKS + 1))
-    if len(orders) > MOST_BLOCKS and left_out(cluster, g):
+    is_whole = all(g % cluster.size(gpu) == 0 for gpu in cluster.gpus)
+    each = _mixes(cluster, g) if is_whole else _orders(cluster, counts, g)
+    orders = list(each if is_whole else itertools.islice(each, MOST_BLOCKS + 1))
+    is_cut = not is_whole and len(orders) > MOST_BLOCKS
+    if is_cut:
         some = (
             order
             for number in range(1, len(counts) + 1)
@@ -132,15 +133,7 @@ def blocks(cluster: Cluster, gpus_per_stage: int) -> list[Block]:
         seats = _seats(nodes, of, g)
         inside = [of[k * g] == of[(k + 2) * g - 1] for k in range(len(seats) - 1)]
         found.append(Block(nodes, seats, tuple(inside), len(of) % g == 0))
-    return found
-
-
-def left_out(cluster: Cluster, gpus_per_stage: int) -> bool:
-    """Whether there are more kinds of block than ``blocks`` gives, where stages and nodes end apart."""
-    if all(gpus_per_stage % cluster.size(gpu) == 0 for gpu in cluster.gpus):
-        return False
-    orders = _orders(cluster, _counts(cluster), gpus_per_stage)
-    return next(itertools.islice(orders, MOST_BLOCKS, None), None) is not None
+    return found, is_cut
 
 
 def _counts(cluster: Cluster) -> dict[str, int]:

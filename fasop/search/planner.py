@@ -23,7 +23,7 @@ from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
-from fasop.plans.shapes import MOST_BLOCKS, Block, Seats, Shape, blocks, gpu_types, left_out, stage_seats
+from fasop.plans.shapes import MOST_BLOCKS, Block, Seats, Shape, blocks, gpu_types, stage_seats
 from fasop.schedule import interleaved, one_f_one_b
 from fasop.schedule.events import with_chunks
 from fasop.search.bounds import Bounds
@@ -80,7 +80,7 @@ class Planner:
     @memo
     def _blocks(self, gpus_per_stage: int) -> tuple[list[Block], bool]:
         """All blocks, and whether there are more."""
-        return blocks(self.cluster, gpus_per_stage), left_out(self.cluster, gpus_per_stage)
+        return blocks(self.cluster, gpus_per_stage)
 
     def is_deepest(self, shape: Shape) -> bool:
         """Whether the GPUs, or the layers, are not enough for one stage more."""

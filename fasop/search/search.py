@@ -283,6 +283,6 @@ def no_plan(
             f"{fastest[0].step_time:.4f} s, so raise --max-step-time or use more GPUs."
         )
     return (
-        f"{what} fits into memory: give --recompute auto, --sharded-optimizer or --fsdp where you haven't, a "
+        f"{what} fits into memory: give --recompute auto, --zero 1 or --fsdp where you haven't, a "
         "larger --max-tp, or more GPUs."
     )

@@ -80,7 +80,7 @@ def assignment(
 def searched_messages(of: StageCosts, placement: tuple[str, ...]) -> list[float]:
     """Seconds of a message over each boundary, as the search counts them."""
     seats = stage_seats(of.cluster, placement, of.shape)
-    between = NodeCounts(of.cluster, blocks(of.cluster, of.shape.group), of.shape.pp).between
+    between = NodeCounts(of.cluster, blocks(of.cluster, of.shape.group)[0], of.shape.pp).between
     inside = [kind == INSIDE for kind in boundary_kinds(of.cluster, placement, of.shape)]
     return [of.p2p(seats[i], seats[i + 1], INSIDE if inside[i] else between) for i in range(of.shape.pp - 1)]
 

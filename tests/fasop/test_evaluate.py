@@ -16,9 +16,7 @@ from fasop.exact.estimate import estimate
 from fasop.inputs.clusters import Cluster, Gpu, load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
-from fasop.plans import layout_files
-from fasop.plans.layout import Layout, LayoutStage, Replica, of_plan
-from fasop.plans.layout_files import Described
+from fasop.plans.layout import Described, Layout, LayoutStage, Replica, of_plan, read_layouts
 from fasop.plans.options import Options
 from fasop.plans.plan import Goal, write_plans
 from fasop.plans.shapes import Part, Shape
@@ -54,10 +52,10 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def read_layouts(path: str) -> list[Described]:
+def right_layouts(path: str) -> list[Described]:
     """Those of a file that must all be right."""
     found: list[Described] = []
-    for each in layout_files.read_layouts(path):
+    for each in read_layouts(path):
         if isinstance(each, PlanError):
             raise each
         found.append(each)
@@ -66,7 +64,7 @@ def read_layouts(path: str) -> list[Described]:
 
 def test_listed_stages_take_what_even_ones_take(tmp_path: Path) -> None:
     path = written(tmp_path, listed([0, 11, 8, 8, 8, 8, 5, 0]))
-    even, each = (estimate(one.layout, [read_costs()], one.options) for one in read_layouts(path))
+    even, each = (estimate(one.layout, [read_costs()], one.options) for one in right_layouts(path))
     assert even == each
     assert even.step > 1.4 and len(even.stages) == 8
 
@@ -102,12 +100,12 @@ layouts:
       - {layers: 24, replicas: [{gpu: A100, gpus: 4, mbs: 3}, {gpu: A10, gpus: 4, mbs: 1}]}
       - {layers: 24, replicas: [{gpu: A10, gpus: 4, mbs: 2}, {gpu: A10, gpus: 4, mbs: 2}]}
 """
-    (one,) = read_layouts(written(tmp_path, text))
+    (one,) = right_layouts(written(tmp_path, text))
     found = estimate(one.layout, [read_costs()], one.options)
     slow, fast = (
         estimate(each.layout, [read_costs()], each.options)
         for each in (
-            read_layouts(written(tmp_path, text.replace(old, new)))[0]
+            right_layouts(written(tmp_path, text.replace(old, new)))[0]
             for old, new in (("gpu: A100, gpus: 4, mbs: 3", "gpu: A10, gpus: 4, mbs: 3"), ("mixed:", "same:"))
         )
     )
@@ -139,7 +137,7 @@ layouts:
 def test_a_layout_that_is_wrong_is_one_sentence(old: str, new: str, message: str, tmp_path: Path) -> None:
     even = EVEN[: EVEN.index("  listed:")]
     with pytest.raises(PlanError, match=message):
-        read_layouts(written(tmp_path, even.replace(old, new)))
+        right_layouts(written(tmp_path, even.replace(old, new)))
 
 
 def test_replicas_share_the_gpus_of_a_node(tmp_path: Path) -> None:
@@ -149,9 +147,9 @@ def test_replicas_share_the_gpus_of_a_node(tmp_path: Path) -> None:
         return "layouts:\n" + head + STAGE.format(48, replicas)
 
     with pytest.raises(PlanError, match="stage 0, replica 1: 8 GPUs on a node that has 4: name another"):
-        read_layouts(written(tmp_path, stages("node: n", "node: n")))
+        right_layouts(written(tmp_path, stages("node: n", "node: n")))
     # The second's own node is not the first's, though it would be numbered so.
-    (one,) = read_layouts(written(tmp_path, stages("node: node1", "")))
+    (one,) = right_layouts(written(tmp_path, stages("node: node1", "")))
     assert [replica.group[0].node for replica in one.layout.stages[0].replicas] == [0, 1]
 
 

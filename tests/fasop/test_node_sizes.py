@@ -113,15 +113,15 @@ def test_a_stage_may_leave_gpus_of_its_last_node_idle() -> None:
     # Three of four GPUs: the block of three nodes that holds whole stages is more than there is.
     cluster, shape, model = mixed({"X": (2, 2)}), Shape(1, 3, 1, 1), cases.model(6, 24)
     assert shape in shapes(model, cluster, 1, idle=True)
-    counts = NodeCounts(cluster, blocks(cluster, 3), 1, idle=True)
-    assert counts.possible and not NodeCounts(cluster, blocks(cluster, 3), 1).possible
+    counts = NodeCounts(cluster, blocks(cluster, 3)[0], 1, idle=True)
+    assert counts.possible and not NodeCounts(cluster, blocks(cluster, 3)[0], 1).possible
 
 
 def test_first_blocks_that_lead_nowhere_have_no_sums() -> None:
     # Ended in a traceback: a block that leaves GPUs over can only be the last.
     cluster, shape, model = mixed({"X": (3, 1), "Y": (1, 2)}), Shape(1, 2, 2, 1), cases.model(6, 8)
     tables = cases.planner(model, cluster, cases.costs(model, SECONDS)).tables(shape)
-    kinds = blocks(cluster, 2)
+    kinds = blocks(cluster, 2)[0]
     program = DynamicProgram(tables, NodeCounts(cluster, [*kinds, replace(kinds[0], is_full=False)], 2, True))
     assert program.sums(np.array([1.0, 9.0]), [len(kinds)]).tolist() == [np.inf, np.inf]
 
@@ -130,10 +130,10 @@ def test_mixed_sizes_make_few_kinds_of_block_on_many_nodes() -> None:
     # 1,024 GPUs of three types, of which one has nodes of 4: 52 kinds of stage took minutes.
     cluster = mixed({"X": (48, 8), "Y": (48, 8), "Z": (64, 4)})
     for gpus in (1, 4, 8, 16, 64, 128):
-        assert len(blocks(cluster, gpus)) <= 9
+        assert len(blocks(cluster, gpus)[0]) <= 9
     begin = time.perf_counter()
     for gpus in (12, 36, 100):
-        assert len(blocks(cluster, gpus)) <= MOST_BLOCKS
+        assert len(blocks(cluster, gpus)[0]) <= MOST_BLOCKS
     assert time.perf_counter() - begin < 1
 
 

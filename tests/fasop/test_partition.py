@@ -56,7 +56,7 @@ def test_the_optimum_of_all_placements_and_partitions(case: tuple) -> None:
             for placement in cases.placements(cluster)
             for partition in cases.partitions(len(model.units), shape.pp)
         )
-        counts = NodeCounts(cluster, blocks(cluster, shape.group), shape.pp)
+        counts = NodeCounts(cluster, blocks(cluster, shape.group)[0], shape.pp)
         found = Search(tables, counts).best()
         assert found is not None
         assert found.objective == pytest.approx(brute, rel=1e-9)
@@ -70,7 +70,7 @@ def test_memory_forbids_what_would_be_faster() -> None:
     model, shape = cases.model(6, 8), Shape(1, 1, 4, 1)
     cluster = cases.cluster({"X": 2}, 2)
     tables = cases.tables(model, cluster, cases.costs(model, SECONDS), shape)
-    counts = NodeCounts(cluster, blocks(cluster, 1), 4)
+    counts = NodeCounts(cluster, blocks(cluster, 1)[0], 4)
     free = Search(tables, counts).best()
     (variant,) = tables.choices((("X", 1),))
     spans = enumerate(_spans(free.partition))
@@ -107,7 +107,7 @@ def test_highs_finds_the_same_optimum(seed: int) -> None:
     shape = Shape(1, 1, 2 * sum(nodes.values()), 1)
     model = cases.model(dice.randint(shape.pp, 10), 8)
     tables = cases.tables(model, cluster, cases.costs(model, SECONDS, uneven=True), shape)
-    found = Search(tables, NodeCounts(cluster, blocks(cluster, 1), shape.pp)).best()
+    found = Search(tables, NodeCounts(cluster, blocks(cluster, 1)[0], shape.pp)).best()
     best = min(_milp(optimize, tables, placement) for placement in cases.placements(cluster))
     assert found.objective == pytest.approx(best, rel=1e-6)
 

@@ -17,7 +17,7 @@ from fasop.exact import recipes
 from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.training_runs import expressible, layout_of, predicted, read_runs, refused
 from fasop.inputs.models import Model
-from fasop.plans.layout_files import Described, read_layouts
+from fasop.plans.layout import Described, read_layouts
 from fasop.plans.options import Options
 from tests.shared import shared_path
 

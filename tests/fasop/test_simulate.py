@@ -16,8 +16,8 @@ from chakra_et.drawing import lanes
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
 from fasop.__main__ import main
+from fasop.commands.simulate import KINDS, picture
 from fasop.errors import PlanError
-from fasop.output import picture
 from fasop.plans.plan import Plan, StageChoice, StageParts, read_plans, write_plans
 from fasop.schedule import events as events_
 from megatron_lm import plan_settings
@@ -131,16 +131,16 @@ def test_the_picture_holds_every_event_and_no_markup_of_names(plans: Path, tmp_p
         plan, cluster=dataclasses.replace(plan.cluster, name="<script>alert(1)</script>")
     )
     found = events_.of_plan(plan)
-    drawn = picture.draw(plan, found, "1f1b")
-    root = ElementTree.fromstring(drawn)
+    drawn = picture(plan, found, "1f1b")
+    root = ElementTree.fromstring(lanes.draw(drawn))
     space = "{http://www.w3.org/2000/svg}"
     bars = [rect for rect in root.iter(f"{space}rect") if rect.find(f"{space}title") is not None]
-    assert len(bars) == sum(event.kind in picture.KINDS for event in found)
+    assert len(bars) == sum(event.kind in KINDS for event in found)
     for kind in ("forward", "backward"):
-        of_kind = [bar for bar in bars if bar.get("fill") == picture.KINDS[kind].colour]
+        of_kind = [bar for bar in bars if bar.get("fill") == KINDS[kind].colour]
         assert len(of_kind) == plan.pp * plan.micro_batches
     assert all(0 <= float(bar.get("x", -1)) <= lanes.WIDTH for bar in bars)
-    page = picture.page(plan, found, "1f1b")
+    page = lanes.page([drawn], plan.cluster.name)
     assert (
         "<script>" not in page
         and "&lt;script&gt;" in page
