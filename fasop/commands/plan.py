@@ -9,12 +9,12 @@ python -m fasop plan --model bert --cluster paper-bert-het --cost-model hpdc24 -
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,20 +28,7 @@ from fasop.output import report
 from fasop.plans.options import Attention, Options, Recompute
 from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front, plans_json
 
-EXACT_ONLY = [
-    "overlap",
-    "sequence_parallel",
-    "per_stage",
-    "interleave",
-    "attention",
-    "precision",
-    "cp",
-    "fsdp",
-    "hsdp",
-    "offload",
-    "cuda_graphs",
-    "engine",
-]
+exact_flag = functools.partial(flag, exact_only=True)  # what the published tool has not
 
 
 @dataclass
@@ -72,29 +59,33 @@ class Config:
         "their flags; auto: modern where a model has no measured costs",
         "auto",
     )
-    recompute: Literal["none", "selective", "full", "auto"] = flag(
+    recompute: Literal["none", "selective", "full", "auto"] = exact_flag(
         "activations computed again in the backward pass; auto: best", "none"
     )
     zero: Literal[0, 1, 2, 3] = flag(
         "ZeRO stage: shares 1 optimizer states, 2 gradients, 3 parameters too", 0
     )
-    overlap: bool = flag("gradients reduced beside the last backward", False)
-    sequence_parallel: bool = flag("activations between tensor-parallel parts split by tokens", False)
-    attention: Attention = flag("flash: one fused kernel that stores no scores", "unfused")
-    precision: Literal["mixed", "bf16", "fp8", "mxfp8", "nvfp4", "fp32"] = flag(
+    overlap: bool = exact_flag("gradients reduced beside the last backward", False)
+    sequence_parallel: bool = exact_flag("activations between tensor-parallel parts split by tokens", False)
+    attention: Attention = exact_flag("flash: one fused kernel that stores no scores", "unfused")
+    precision: Literal["mixed", "bf16", "fp8", "mxfp8", "nvfp4", "fp32"] = exact_flag(
         "mixed, or bf16: 16 bits with fp32 master weights; fp8, mxfp8, nvfp4: layers' products in these",
         "mixed",
     )
-    cp: int = flag("GPUs that share each sequence (context parallelism)", 1)
-    fsdp: bool = flag(
+    cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1)
+    fsdp: bool = exact_flag(
         "parameters sharded, gathered and reduced beside the computation (--zero 3 --overlap)", False
     )
-    hsdp: int = flag("--fsdp among so many GPUs, of which each group has a copy of the parameters", 0)
-    offload: bool = flag("optimizer states and their update on the host", False)
-    cuda_graphs: bool = flag("the whole step is a CUDA graph: no host starts its kernels", False)
-    engine: Literal["megatron", "torchtitan", "deepspeed"] = flag("software that runs the plan", "megatron")
-    interleave: bool = flag("try several chunks of layers per stage", False)
-    per_stage: bool = flag("a tp, micro-batch and recomputation per stage; uneven data parallelism", False)
+    hsdp: int = exact_flag("--fsdp among so many GPUs, of which each group has a copy of the parameters", 0)
+    offload: bool = exact_flag("optimizer states and their update on the host", False)
+    cuda_graphs: bool = exact_flag("the whole step is a CUDA graph: no host starts its kernels", False)
+    engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag(
+        "software that runs the plan", "megatron"
+    )
+    interleave: bool = exact_flag("try several chunks of layers per stage", False)
+    per_stage: bool = exact_flag(
+        "a tp, micro-batch and recomputation per stage; uneven data parallelism", False
+    )
     idle: bool = flag("leave nodes idle where that is faster or cheaper", True)
     global_batch: int | None = flag("sequences per step, if not the model's", None)
     seq: int | None = flag("tokens of a sequence, if not the model's", None)
@@ -132,11 +123,10 @@ class Config:
         if self.cost_model == "hpdc24":
             if self.max_tp > 4:
                 raise ValueError("--cost-model hpdc24 has no --max-tp above 4: use --cost-model exact")
-            changed = [name for name in EXACT_ONLY if getattr(self, name) != getattr(Config, name)]
-            if self.recompute != "none" or self.zero > 1:
-                changed.append("recompute" if self.recompute != "none" else "zero")
-            if changed:
-                flag = changed[0].replace("_", "-")
+            only = [each for each in fields(self) if each.metadata.get("exact_only")]
+            changed = [each.name for each in only if getattr(self, each.name) != each.default]
+            if changed or self.zero > 1:
+                flag = (*changed, "zero")[0].replace("_", "-")
                 raise ValueError(f"--cost-model hpdc24 has no --{flag}: use --cost-model exact")
 
     def steps_of(self, tokens_per_step: int) -> int:
@@ -246,11 +236,9 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
         from fasop.search.planner import WIDER, interleave
 
         goal = replace(goal, top=WIDER * goal.top)
-    with _progress() as progress:
-        plans = search(
-            *(model, clusters, cost_files, options, goal, config.max_tp, iterations),
-            *(idle, config.workers, progress),
-        )
+    plans = search(
+        model, clusters, cost_files, options, goal, config.max_tp, iterations, idle, config.workers
+    )
     if config.interleave:
         plans = interleave(plans, cost_files, iterations)
     if not plans:
@@ -267,8 +255,7 @@ def _hpdc24(
 
     costs = published_costs(cost_files, model)
     sharded = config.zero == 1
-    with _progress() as progress:
-        kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, progress, config.all)
+    kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, config.all)
     rows = []
     if config.csv:
         rows = [csv_row(row, clusters[row.candidate.cluster], config.steps_of(1)) for row in kept]
@@ -296,20 +283,3 @@ def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[st
     ]
     notes = dict.fromkeys(f"note: {note}" for plan in plans for note in plan.notes)
     return lines + (["", *notes] if notes else [])
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr where that is a terminal, else nothing."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(unit=" shapes", leave=False) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield show

@@ -7,7 +7,6 @@ layers of other widths: those are computed. What was not measured is in ``notes`
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -194,30 +193,18 @@ class Compute:
     def _other_degree(
         self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int
     ) -> tuple[list[np.ndarray], str]:
-        """Degree ``tp`` from the nearest measured one below: by the computed ratio where the GPU is known,
-        else each doubling changes a unit as the last measured one did.
-        """
+        """Degree ``tp`` from the nearest measured one below: by the computed ratio where the GPU is known."""
         near = max((degree for degree in degrees if degree < tp), default=degrees[0])
         base = _grown(source, gpu, near, batch)
-        if hardware(gpu) and source.shape.units == self.model.units:
+        if hardware(gpu):
             pairs = [
                 (self._one(gpu, kind, tp, mbs, 1), self._one(gpu, kind, near, mbs, 1))
-                for kind in self.model.kinds
+                for kind in source.shape.kinds
             ]
             ratio = np.array([[a[way] / b[way] for a, b in pairs] for way in (0, 1)])
             rows = [base[0] * ratio[0], base[1] * ratio[1], *(row * near / tp for row in base[2:])]
             return rows, f"{gpu}: tp {tp} was not measured: tp {near} scaled by the computed ratio"
-        below = [degree for degree in degrees if degree < near]
-        note = f"{gpu}: tp {tp} was not measured: costs follow the last measured change of tp"
-        if not below or tp < near:
-            return base, note
-        before = _grown(source, gpu, below[-1], batch)
-        power = math.log(tp / near) / math.log(near / below[-1])
-        rows = [
-            np.where(then > 0, now * (now / np.where(then > 0, then, 1)) ** power, now)
-            for now, then in zip(base, before, strict=True)
-        ]
-        return rows, note
+        return base, f"{gpu}: tp {tp} was not measured: costs of tp {near}"
 
 
 def _grown(source: _Source, gpu: str, tp: int, batch: float) -> list[np.ndarray]:

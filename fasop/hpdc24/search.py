@@ -5,7 +5,7 @@ Source: FASOP, HPDC 2024, and its published tool; ``README.md`` says how far the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,14 +90,13 @@ def ranked(
     goal: Goal,
     sharded_optimizer: bool,
     max_tp: int,
-    progress: Callable[[int, int], object],
     every_row: bool,
 ) -> list[Row]:
     """Rows by the goal's objective; with ``every_row`` all of them as the tool sorts them.
 
     Raises ``PlanError`` where none is left.
     """
-    found = search(model, clusters, costs, progress)
+    found = search(model, clusters, costs)
     kept = [row for row in found if row.candidate.tp <= max_tp and goal.fits(row.candidate)]
     if not kept:
         raise PlanError(goal.no_shape)
@@ -126,13 +125,8 @@ def ranked(
     return sorted(kept, key=price)[: goal.top] if goal.objective == "cost" else kept[: goal.top]
 
 
-def search(
-    model: Model,
-    clusters: list[Cluster],
-    costs: Compute,
-    progress: Callable[[int, int], object] = lambda done, total: None,
-) -> list[Row]:
-    """All rows of some clusters, sorted as the tool sorts them; ``progress`` gets rows done, and all.
+def search(model: Model, clusters: list[Cluster], costs: Compute) -> list[Row]:
+    """All rows of some clusters, sorted as the tool sorts them.
 
     Raises ``PlanError`` for a cluster with other GPU types than the tool's two.
     """
@@ -144,7 +138,6 @@ def search(
         group = [candidates[index] for index in indices]
         for index, row in zip(indices, _rows(model, group, sums, cost_set[indices]), strict=True):
             rows[index] = row
-        progress(len(rows), len(candidates))
     return sorted((rows[index] for index in range(len(candidates))), key=lambda row: row.step_time)
 
 

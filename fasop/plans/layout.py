@@ -5,8 +5,8 @@ write files of them to have them evaluated: YAML, or JSON of the same shape.
 as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence, and what a recipe sets
 (``precision: fp8``, ``zero: 3``, ``cuda_graphs: true``) is called as in ``fasop/plans/options.py``. Stages
 that differ are listed instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``;
-each replica is a tensor-parallel group, on a node of its own unless ``node`` names one. ``measured`` and
-``measured_gib`` hold what a run took, for comparison.
+each replica is a tensor-parallel group, on a node of its own unless ``node`` names one. ``measured``: seconds
+of a step of a run, for comparison.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIONS = {key: kind for key, kind in kinds_of(Options).items() if key != "per_s
 KINDS = {
     **{"model": kinds.Name, "cluster": kinds.Name, "stages": list, "global_batch": kinds.Sequences},
     **{"seq": kinds.Count, "cp": kinds.Count},
-    **{"measured": kinds.StepSeconds, "measured_gib": kinds.Memory},
+    **{"measured": kinds.StepSeconds},
     **EVEN,
     **OPTIONS,
 }
@@ -137,13 +137,12 @@ def _layout(
 
 @dataclass(frozen=True)
 class Described:
-    """A layout of a file. measured: seconds per step, measured_gib: of the fullest GPU; 0 where not given."""
+    """A layout of a file. measured: seconds per step, 0 where not given."""
 
     name: str
     layout: Layout
     options: Options
     measured: float = 0.0
-    measured_gib: float = 0.0
 
 
 def read_layouts(path: str, cluster: str = "", models_file: str = "") -> Iterator[Described | PlanError]:
@@ -174,7 +173,7 @@ def _described(where: str, name: str, entry: Any, cluster_name: str, models_file
     if "stages" in values and (both := [key for key in EVEN if key in values]):
         raise PlanError(f"{where}: {both[0]} and stages exclude each other: give it to each replica.")
     layout = (_stages if "stages" in values else _even)(where, values, model, clusters[0], options)
-    return Described(name, layout, options, values.get("measured", 0.0), values.get("measured_gib", 0.0))
+    return Described(name, layout, options, values.get("measured", 0.0))
 
 
 def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:

@@ -42,14 +42,13 @@ def search(
     iterations: int = 0,
     idle: bool = False,
     workers: int = 0,
-    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Plan]:
     """The best plans, or all, sorted by the objective.
 
     options: the ways to run the job that are tried; idle: plans may leave nodes out. Shapes are taken in the
     order of a lower bound on the objective, until none that is left can be among those asked for.
-    ``workers`` 0: as many processes as there are cores, where there is enough to do. ``progress`` gets the
-    shapes done, and all. Raises ``PlanError`` where a cluster has no shape at all, or nothing fits.
+    ``workers`` 0: as many processes as there are cores, where there is enough to do. Raises ``PlanError``
+    where a cluster has no shape at all.
     """
     by_time = goal.objective == "time"
     tried = parts_of(clusters[0]) if idle and not by_time and len(clusters) == 1 else list(clusters)
@@ -72,7 +71,7 @@ def search(
     processes = workers or (os.cpu_count() or 1 if exact > SPREAD or large else 1)
     if processes == 1:
         run: Start = lambda task: functools.partial(_evaluate, task, goal.everything, kept.limit(task))  # noqa: E731
-        _work(tasks, kept, progress, 1, run)
+        _work(tasks, kept, 1, run)
     else:
         import multiprocessing  # not worth its start-up where one process does
 
@@ -81,7 +80,7 @@ def search(
         to_die = signal.SIGTERM, signal.SIG_DFL
         with multiprocessing.get_context("fork").Pool(processes, signal.signal, to_die) as pool:
             run = lambda task: pool.apply_async(_evaluate, (task, goal.everything, kept.limit(task))).get  # noqa: E731
-            _work(tasks, kept, progress, 2 * processes, run)
+            _work(tasks, kept, 2 * processes, run)
     return kept.refined()
 
 
@@ -213,11 +212,8 @@ def _rate(cluster: Cluster, goal: Goal) -> float:
     return cluster.price_per_hour / 3600 if goal.objective == "cost" else 1.0
 
 
-def _work(
-    tasks: list[Task], kept: _Kept, progress: Callable[[int, int], object], window: int, start: Start
-) -> None:
+def _work(tasks: list[Task], kept: _Kept, window: int, start: Start) -> None:
     pending: deque[tuple[int, Callable[[], Plan | None]]] = deque()
-    total, done = len(tasks), 0
     order = itertools.count()
     heap: list[tuple[bool, float, int, Task]] = []
 
@@ -236,7 +232,6 @@ def _work(
     while heap:
         *_, task = heapq.heappop(heap)
         if kept.is_hopeless(task):
-            done += 1
             continue
         bound, is_bound, index, shape = task
         if not is_bound:
@@ -250,11 +245,8 @@ def _work(
                 break
         if not kept.is_hopeless(task):
             pending.append((index, start(task)))
-        done += 1
-        progress(done, total)
     while pending:
         take()
-    progress(total, total)
 
 
 def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:
