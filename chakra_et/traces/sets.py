@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.errors import TraceError
-from chakra_et.files import read_json
+from chakra_et.files import is_remote, read_json
 from chakra_et.names import RunFiles, parse_trace
 from chakra_et.traces.discovery import NO_TRACE, TraceFile, Unusable, look_at, runs_of
 from chakra_et.traces.fields import MAX_RANKS
@@ -175,7 +175,8 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
     unusable: list[Unusable] = []
     given: dict[str, Path] = {}
     for path in paths:
-        given.setdefault(str(path.resolve()), path)  # two patterns of the shell may give a file twice
+        # Two patterns of the shell may give a file twice. A link in a circle has no other name.
+        given.setdefault(str(path) if is_remote(path) else os.path.realpath(path), path)
     for path in given.values():
         trace = look_at(path)
         if isinstance(trace, TraceFile):

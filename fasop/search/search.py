@@ -8,9 +8,12 @@ import itertools
 import math
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+from tqdm import tqdm
 
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
@@ -229,7 +232,9 @@ def _work(tasks: list[Task], kept: _Kept, window: int, start: Start) -> None:
 
     for task in tasks:
         put(task)
+    bar = tqdm(total=len(tasks), unit=" shapes", leave=False, disable=not sys.stderr.isatty())
     while heap:
+        bar.update(len(tasks) - len(heap) - bar.n)
         *_, task = heapq.heappop(heap)
         if kept.is_hopeless(task):
             continue
@@ -247,6 +252,7 @@ def _work(tasks: list[Task], kept: _Kept, window: int, start: Start) -> None:
             pending.append((index, start(task)))
     while pending:
         take()
+    bar.close()
 
 
 def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:

@@ -42,7 +42,7 @@ def test_help_is_short(command: str, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_rare_flags_of_convert_have_their_own_heading(capsys: pytest.CaptureFixture[str]) -> None:
     common, rare = help_of("convert", capsys=capsys).split("for damaged or hostile files:")
-    for name in ("--allow-unlinked", "--allow-missing-ranks", "--max-bytes", "--timeout"):
+    for name in ("--allow-unlinked", "--allow-missing-ranks", "--max-bytes"):
         assert name in rare and name not in common
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def test_the_host_trace_is_read_in_another_process(
     traces: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers = tmp_path / "readers"
+    monkeypatch.delitem(sys.modules, "upath", raising=False)  # with URLs in use, nothing is forked
 
     def load(path: Path, limits: Limits) -> HostTrace:
         readers.write_text(str(os.getpid()))

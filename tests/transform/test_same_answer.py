@@ -12,7 +12,7 @@ import pytest
 
 from chakra_et.__main__ import main
 from chakra_et.cost.network_fit import NetworkModel, write_model
-from tests.shared import shared_path
+from tests.shared import SHARED, shared_path
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "captures"
 
@@ -71,7 +71,7 @@ def sets(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     names = [path.parent / path.name.removesuffix(".0.et") for path in found]
     for version in ("torch-2.4", "torch-2.13"):
         names.append(converted("tiny_2gpu*", FIXTURES / version, tmp_path_factory.mktemp(version)))
-    shared = FIXTURES.parents[2].parent / "shared" / "data" / "traces" / "dlrm_8gpu"
+    shared = SHARED / "data/traces/dlrm_8gpu"
     return [*names, *([converted("*", shared, tmp_path_factory.mktemp("dlrm"))] if shared.is_dir() else [])]
 
 
