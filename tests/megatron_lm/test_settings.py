@@ -247,7 +247,7 @@ def test_a_plan_of_a_llama_brings_its_sizes_nodes_and_options(tmp_path: Path) ->
         "--pp",
         "2",
     ]
-    options = ["--recompute", "selective", "--sharded-optimizer", "--sequence-parallel"]
+    options = ["--recompute", "selective", "--zero", "1", "--sequence-parallel"]
     options += ["--attention", "flash"]
     (tmp_path / "plans.json").write_text(fasop(*words, *options, "--top", "1", "--json"))
     (tmp_path / "plan.conf").write_text(fasop("export", str(tmp_path / "plans.json")))
