@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a repair of a large damaged trace costs: CPU time and peak memory over size.
 
-    python benchmarks/repair_benchmark.py --megabytes 100 1000 5000 --update
+    python benchmarks/repair_benchmark.py --megabytes 100 1000 --update
 
 Makes host traces of the given sizes out of the nodes of a small one, with a doubled comma, a NaN, an
 unescaped quote and a broken-off end, and repairs each in a process of its own.
