@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The picture of a run in the documents: its timeline with the critical path.
+"""The pictures of GPU runs in the documents: screenshots of the pages that the commands write.
 
-    python benchmarks/report_pictures.py mi300_resnet_rank0.json.gz
+    python scripts/public_traces.py traces
+    python benchmarks/report_pictures.py traces
 
-The trace is one of AMD-AGI/TraceLens (tests/traces, MIT licence): ResNet on an MI300X, rank 0 of 8.
-
-Writes report_timeline.png to docs/pictures/ (a screenshot: needs Playwright, Chromium and Pillow).
+The traces are of AMD-AGI/TraceLens (tests/traces, MIT licence): ResNet on an MI300X, rank 0 of 8, and
+TimeSformer on an H100 and on an MI300X. The job of very many ranks is a made one. Writes PNG files to
+docs/pictures/; needs Playwright, Chromium and Pillow.
 """
 
 from __future__ import annotations
@@ -14,23 +15,22 @@ import io
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.cluster_benchmark import make_job
 from chakra_et import cli
+from chakra_et.__main__ import main as chakra_et
 from chakra_et.errors import TraceError
 from chakra_et.files import atomic_file
-from chakra_et.report.content import content
-from chakra_et.report.inputs import device_traces, find_run
-from chakra_et.report.page import write_page
-from chakra_et.report.run import load
 
 COLOURS = 96
 # Select the longest communication, and light the critical path.
-SHOW = """() => {
+PATH = """() => {
     const { view } = chakraReport, { nodes } = view;
     const length = node => nodes.length[node];
     const transfers = nodes.search("").filter(node => nodes.kindName(node) === "transfer");
@@ -39,16 +39,26 @@ SHOW = """() => {
     view.select(longest);
     const step = view.steps.get(nodes.rank(longest))?.at(-1);
     if (step) view.show(step.start / nodes.unit, (0.2 * step.start + 0.8 * step.end) / nodes.unit);
-    document.querySelector("header").style.position = "static";
+}"""
+FLAME = """() => {
+    const tabs = [...document.querySelectorAll("#operators button")];
+    tabs.find(each => each.textContent === "flame").click();
+}"""
+SLOWEST = """() => {
+    const order = document.querySelector("#steps select");
+    order.value = "the 64 slowest";
+    order.dispatchEvent(new Event("change"));
+    document.querySelectorAll("#steps ~ *, footer").forEach(each => each.remove());
 }"""
 
 
 @dataclass
 class Config:
-    """Which run, and where to."""
+    """Where the traces are, and where the pictures go."""
 
-    name: str = field(metadata={"positional": True, "help": "the run, as for chakra-et report"})
+    traces: Path = field(metadata={"positional": True, "help": "folder of scripts/public_traces.py"})
     output: Path = field(default=ROOT / "docs" / "pictures", metadata={"help": "folder of the pictures"})
+    only: str = field(default="", metadata={"help": "the one picture to make, such as report_flame"})
     width: int = field(default=1280, metadata={"help": "pixels of the browser window"})
 
 
@@ -59,19 +69,50 @@ def main() -> int:
 
 def make(config: Config) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
-    chosen = find_run([config.name])
-    run = load(chosen)
     with tempfile.TemporaryDirectory() as scratch:
-        page = Path(scratch) / "page.html"
-        write_page(page, "report", run.name, *content(run, device_traces(chosen)[0]))
-        with atomic_file(config.output / "report_timeline.png") as file:
-            file.write(screenshot(page, config.width))
-    for path in sorted(config.output.glob("report_*")):
-        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+        for name, page, element, script in pages(config.traces, Path(scratch), config.only):
+            path = config.output / f"{name}.png"
+            with atomic_file(path) as file:
+                file.write(screenshot(page, element, script, config.width))
+            print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
-def screenshot(page: Path, width: int) -> bytes:
-    """The timeline section as a PNG of few colours."""
+def pages(traces: Path, scratch: Path, only: str) -> Iterator[tuple[str, Path, str, str]]:
+    """Name of a picture, its page, the part of it, and what is done to the page before."""
+    resnet = traces / "mi300_resnet_rank0.json.gz"
+    before, after = (
+        traces / "pairs" / f"{gpu}_timesformer-base-finetuned-k400.json.gz" for gpu in ("h100", "mi300")
+    )
+    page = scratch / "page.html"
+
+    def wanted(name: str, *command: object) -> bool:
+        if not name.startswith(only):
+            return False
+        if chakra_et([*map(str, command), "-o", str(page)]):
+            raise TraceError(f"{name}: chakra-et {command[0]} failed")
+        return True
+
+    if wanted("report_timeline", "report", resnet):
+        yield "report_timeline", page, "#timeline", PATH
+    if wanted("report_flame", "report", before):
+        yield "report_flame", page, "#operators", FLAME
+    if "predict_gpu".startswith(only):
+        for trace, name in ((before, "H100, measured"), (after, "MI300X, measured")):
+            shutil.copy(trace, scratch / f"{name}.json.gz")
+        chakra_et(["convert", str(scratch), "-o", str(scratch / "et")])
+        h100, mi300x = (scratch / "et" / f"{gpu}, measured" for gpu in ("H100", "MI300X"))
+        predicted = scratch / "et" / "MI300X, predicted"
+        chakra_et(["predict", str(h100), "--gpu", "H100:MI300X", "--output", str(predicted)])
+        if wanted("predict_gpu", "compare", h100, predicted, mi300x):
+            yield "predict_gpu", page, "#page", "() => {}"
+    if "report_many_ranks".startswith(only):
+        make_job(scratch, 512, 20)
+        if wanted("report_many_ranks", "report", scratch / "job512"):
+            yield "report_many_ranks", page, "#page", SLOWEST
+
+
+def screenshot(page: Path, element: str, script: str, width: int) -> bytes:
+    """Part of a page as a PNG of few colours."""
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
@@ -83,9 +124,10 @@ def screenshot(page: Path, width: int) -> bytes:
         tab = browser.new_page(viewport={"width": width, "height": 900})
         tab.goto(page.as_uri())
         tab.wait_for_selector("html[data-ready]", timeout=60_000)
-        tab.evaluate(SHOW)
+        tab.evaluate("document.querySelector('header').style.position = 'static'")
+        tab.evaluate(script)
         tab.wait_for_timeout(500)
-        raw = tab.locator("#timeline").screenshot()
+        raw = tab.locator(element).screenshot()
         browser.close()
     packed = io.BytesIO()
     Image.open(io.BytesIO(raw)).convert("RGB").quantize(COLOURS).save(packed, "PNG", optimize=True)

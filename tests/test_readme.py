@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.findings import KINDS, TABLE
+from tests.shared import shared_path
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
@@ -40,9 +41,9 @@ def made_small(command: str, folder: Path) -> str:
     return re.sub(r"\boutputs\b", str(folder), command)
 
 
-def run(command: str) -> subprocess.CompletedProcess:
+def run(command: str, folder: Path = ROOT) -> subprocess.CompletedProcess:
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done
 
@@ -92,6 +93,31 @@ def test_the_korean_document_has_the_same_commands_tables_and_links(document: st
 def test_the_commands_of_chakra_setup_run(quick_run: Path) -> None:
     for command in commands("CHAKRA_SETUP.md"):
         run(made_small(command, quick_run))
+
+
+def test_the_tutorials_run_in_order_and_their_figures_are_those_of_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder with the public traces in place; of figures, those that don't depend on the machine."""
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "pairs").symlink_to(shared_path("data/traces/public/pairs"))
+    for folder in ("examples", "fasop", "data"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    said = ""
+    for command in commands("docs/TUTORIAL.md"):
+        if command.startswith(("pip ", "python scripts/public_traces.py")):
+            continue
+        command = re.sub(r"^python ", f"{sys.executable} ", command)
+        command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run --standalone", command)
+        said += run(re.sub("^chakra-et", f"{sys.executable} -m chakra_et", command), tmp_path).stdout
+    text = (ROOT / "docs" / "TUTORIAL.md").read_text(encoding="utf-8")
+    printed = re.findall(r"```\n(.*?)```", re.sub(r"```\w+\n.*?```", "", text, flags=re.DOTALL), re.DOTALL)
+    stated = {
+        line for block in printed for line in block.splitlines() if re.match(r" +\d|It trains|16 files", line)
+    }
+    assert len(stated) == 5 and stated <= set(said.splitlines())
 
 
 @pytest.mark.slow

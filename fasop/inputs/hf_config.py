@@ -73,14 +73,15 @@ def read_config(path: Path) -> dict[str, Any]:
         config = msgspec.json.decode(read_bytes(file), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"{file}: can't be read as a model's config.json: {error}.") from None
-    return model_sizes({**config, **(config.get("text_config") or {})}, str(file))
+    inner = config.get("text_config")
+    return model_sizes({**config, **(inner if isinstance(inner, dict) else {})}, str(file))
 
 
 def model_sizes(config: Mapping[str, Any], file: str) -> dict[str, Any]:
     """``read_config`` of settings that were read from ``file``."""
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in FAMILIES:
-        near = nearest(str(kind), FAMILIES)
+        near = nearest(kind, FAMILIES)
         raise PlanError(f"{file}: model_type is {kind!r}, which can't be planned: {near}")
     try:
         return _sizes(config, FAMILIES[kind])
