@@ -7,8 +7,8 @@
     python benchmarks/convert_benchmark.py --workers 1 2 4
 
 The first measures whole processes, start-up included: our converter (read, link, build, validate, write),
-Python's json.load of the same two files, and MLCommons' chakra_converter on the linked trace (where
-mlc-chakra is installed; its linker needs et_replay and is timed only where that is there). The second makes
+Python's json.load of the same two files, and MLCommons' chakra_trace_link and chakra_converter (where
+et_replay is installed). The second makes
 synthetic pairs of the given sizes and shows time and peak memory over size. The third converts eight copies
 of the pair with each number of worker processes. CPU time is user + system, as the machine's clock also
 counts what other processes do.
@@ -31,9 +31,6 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.summary import put
 from benchmarks.synthetic import write_pair
 from chakra_et import cli
-from chakra_et.convert.mlcommons import RECURSION, write_merged
-from chakra_et.convert.pair import convert_pair
-from chakra_et.traces.sets import Pair
 
 JSON_LOAD = "import json, sys; [json.load(open(path, encoding='utf-8')) for path in sys.argv[1:]]"
 
@@ -130,15 +127,11 @@ def compare(host: Path, device: Path, repeat: int) -> list[str]:
         rows.append(("ours: link, convert, validate, write", ours))
         load = [sys.executable, "-c", JSON_LOAD, str(host), str(device)]
         rows.append(("json.load of the two files", best(load, repeat)))
-        if importlib.util.find_spec("chakra") is None:
-            print("note: mlc-chakra is not installed (./install_chakra_tools.sh): upstream is left out")
+        if importlib.util.find_spec("et_replay") is None:
+            print("note: et_replay is not installed (./install_chakra_tools.sh): upstream is left out")
         else:
-            linked = folder / "linked.json"
-            write_merged(linked, convert_pair(Pair(0, host, device)).rank)
-            upstream = [sys.executable, "-c", RECURSION.format(module="chakra.src.converter.converter")]
-            upstream += ["--log-filename", os.devnull, "PyTorch", "--input", str(linked)]
-            cost = best([*upstream, "--output", str(folder / "upstream.et")], 1, may_fail=True)
-            rows.append(("upstream: chakra_converter alone, already linked", cost))
+            upstream = [*convert_command(folder), "--engine", "mlcommons"]
+            rows.append(("upstream: --engine mlcommons", best(upstream, 1, may_fail=True)))
     title = f"{host.name.removesuffix('_host.json')}: {size:.1f} MB of JSON"
     lines = [f"| {title} | CPU, s | wall, s | peak, MB | CPU / ours |", "|---|---|---|---|---|"]
     for name, cost in rows:

@@ -33,7 +33,6 @@ ALLOW = ("--allow-missing-ranks", "--workers", "2")
 VARIANTS = {
     "default": (),
     "no times": ("--no-timestamps",),
-    "merged": ("--keep-merged",),
 }
 
 

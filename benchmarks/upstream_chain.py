@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/upstream_chain.py tests/fixtures/captures/torch-2.13 TRACES
 
-For every host/device pair in the folders: chakra_trace_link where et_replay is installed, else our linked
-JSON; chakra_converter; chakra_jsonizer; chakra_visualizer. For device traces of GPUs: HTA, whose
-busy time is compared with ours. ./install_chakra_tools.sh installs the packages; a missing one is reported.
+For every host/device pair in the folders: chakra_trace_link and chakra_converter where et_replay is
+installed; chakra_jsonizer; chakra_visualizer. For device traces of GPUs: HTA, whose busy time is compared
+with ours. ./install_chakra_tools.sh installs the packages; a missing one is reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import importlib.util
 import io
 import json
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 import chakra_et as ce
-from chakra_et.convert.mlcommons import RECURSION
+from chakra_et.convert import mlcommons
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
 from chakra_et.text import plural
@@ -40,7 +39,7 @@ HAS_HTA = importlib.util.find_spec("hta") is not None
 
 def tool(module: str, *arguments: str | Path) -> None:
     """Run one of Chakra's tools. Raises ``RuntimeError`` with its last line where it fails."""
-    program = RECURSION.format(module=f"chakra.src.{module}")
+    program = mlcommons.RECURSION.format(module=f"chakra.src.{module}")
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True
     )
@@ -63,34 +62,22 @@ def figures(path: Path) -> dict[str, Any]:
     }
 
 
-def chain(traces: sets.TraceSet, folder: Path) -> tuple[dict[str, Any], dict[str, Any], float | None]:
+def chain(traces: sets.TraceSet, folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], float]:
     """Rank 0 by our converter and by the upstream chain, and our step in ms; both readers run too."""
-    pair = traces.pairs[0]
-    (result,) = ce.convert(traces.folder, output=folder, name=traces.name, keep_merged=True)
+    (result,) = ce.convert(traces.folder, output=folder, name=traces.name)
     native = result.traces.et_file(0)
-    linked = result.traces.merged_file(0)
+    files = [("native", native)]
     if HAS_LINKER:
-        linked = folder / "linked.json"
-        sides = ("--chakra-host-trace", pair.host or "", "--chakra-device-trace", pair.device)
-        tool("trace_link.trace_link", "--rank", "0", *sides, "--output-file", linked)
-    upstream = folder / "upstream.et"
-    tool(
-        "converter.converter",
-        "--log-filename",
-        os.devnull,
-        "PyTorch",
-        "--input",
-        linked,
-        "--output",
-        upstream,
-    )
-    for path in (native, upstream):
+        upstream = folder / "upstream.et"
+        mlcommons.convert(traces.pairs[0], upstream)
+        files.append(("upstream", upstream))
+    for _, path in files:
         tool("jsonizer.jsonizer", "--input_filename", path, "--output_filename", f"{path}.json")
         tool("visualizer.visualizer", "--input_filename", path, "--output_filename", f"{path}.graphml")
         assert all(Path(f"{path}.{ending}").stat().st_size > 0 for ending in ("json", "graphml"))
     steps = ce.load(native).steps.rows()
     mean = np.mean([step["end_ns"] - step["start_ns"] for step in steps]) / 1e6
-    return figures(native), figures(upstream), float(mean)
+    return [(by, figures(path)) for by, path in files], float(mean)
 
 
 def hta(path: Path) -> tuple[float, float, float]:
@@ -126,15 +113,16 @@ def _busy(spans: list[tuple[float, float]]) -> float:
 
 
 def main(folders: list[str]) -> int:
-    how = "chakra_trace_link" if HAS_LINKER else "our linked JSON, as et_replay is not installed"
-    print(f"Upstream: {how}, then chakra_converter 1.0.0.\n")
+    how = "chakra_trace_link, then chakra_converter 1.0.0"
+    print(f"Upstream: {how if HAS_LINKER else 'left out, as et_replay is not installed'}.\n")
     print("| rank 0 of | by | nodes | edges | to absent nodes | communication | bytes | start times | step |")
     print("|---|---|---|---|---|---|---|---|---|")
     runs = [run for each in folders for run in [*_found(Path(each)), *_below(Path(each))] if _has_host(run)]
     for run in runs:
         with tempfile.TemporaryDirectory() as folder:
-            native, upstream, step = chain(run, Path(folder))
-        for by, row, lasts in (("native", native, f"{step:.1f} ms"), ("upstream", upstream, "none")):
+            rows, step = chain(run, Path(folder))
+        for by, row in rows:
+            lasts = f"{step:.1f} ms" if by == "native" else "none"
             cells = [f"{row[name]:,}" for name in ("nodes", "edges", "absent", "communication", "bytes")]
             print(
                 f"| {run.name} | {by} | {' | '.join(cells)} | {'yes' if row['times'] else 'no'} | {lasts} |"

@@ -80,10 +80,6 @@ class RunFiles:
         """The uncompressed trace; ``gz`` gives the name of the compressed one."""
         return self._of_rank(rank, f"{side}.json")
 
-    def merged_file(self, rank: int) -> Path:
-        """Both traces of a rank in one file, written by ``--keep-merged``."""
-        return self._of_rank(rank, "merged.json")
-
     def et_file(self, rank: int) -> Path:
         """The .et file of a rank, named as simulators expect."""
         return self.folder / f"{self.name}.{rank}.et"

@@ -76,7 +76,6 @@ class ConvertConfig:
     )
     step: str = _flag("all", "number of the one ProfilerStep to convert, or all")
     timestamps: bool = _flag(True, "write start_time_micros")
-    keep_merged: bool = _flag(False, "also write NAME_merged.json: both traces in one file")
     skeletons: Skeletons = _flag(
         "auto",
         "write NAME.N.skeleton.parquet, what joint questions need of a rank; auto: of more than 64 ranks",

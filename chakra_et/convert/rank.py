@@ -39,7 +39,7 @@ CUT = re.compile(r": (truncated|gz-truncated)\b")
 class RankJob:
     """The conversion of one rank, as passed to a worker process.
 
-    ``output``: the file that the run will have; it is written to ``scratch``, as is ``merged``.
+    ``output``: the file that the run will have; it is written to ``scratch``.
     ``keep``: reuse an existing output that was made with these options from these traces.
     """
 
@@ -48,7 +48,6 @@ class RankJob:
     scratch: Path
     options: PairOptions
     engine: Engine = "native"
-    merged: Path | None = None
     keep: bool = False
 
     @property
@@ -82,23 +81,18 @@ def convert_rank(job: RankJob) -> RankResult:
 
     Raises ``TraceError``.
     """
-    merged = job.scratch / job.merged.name if job.merged else None
     if job.keep and (kept := _read_back(job)):
         files.link(job.output, job.written)
         return kept
     if job.engine == "mlcommons":
         from chakra_et.convert import mlcommons
 
-        mlcommons.convert(job.pair, job.written, merged)
+        mlcommons.convert(job.pair, job.written)
         problems = _errors(et_file.read(job.written), None, job)
         size = job.written.stat().st_size
         return RankResult(RankReport(max(job.pair.rank, 0)), bytes=size, problems=problems)
     with contextlib.ExitStack() as stack:
         converted = _convert(job, stack)
-        if merged:
-            from chakra_et.convert import mlcommons
-
-            mlcommons.write_merged(merged, converted.rank)
         trace, report, groups = converted.trace, converted.report, converted.groups
         del converted  # the linked rank is as large as the trace
         give_back(len(trace))
@@ -211,10 +205,8 @@ def truncation(pair: Pair, report: RankReport) -> list[str]:
 def _read_back(job: RankJob) -> RankResult | None:
     """The result stored in an existing output. None if that is older than its traces, was made with other
     options, is damaged or not valid."""
-    written = [job.output] + ([job.merged] if job.merged else [])
     try:
-        made = min(path.stat().st_mtime_ns for path in written)
-        if made < max(path.stat().st_mtime_ns for path in job.pair.files):
+        if job.output.stat().st_mtime_ns < max(path.stat().st_mtime_ns for path in job.pair.files):
             return None
         trace = et_file.read(job.output)
         recorded = trace.metadata_str("conversion_options"), trace.metadata_str("trace_bytes")

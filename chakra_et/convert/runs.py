@@ -55,7 +55,6 @@ class RunOptions:
 
     engine: Engine = "native"
     workers: int = 1
-    keep_merged: bool = False
     allow_missing_ranks: bool = False
     ranks: Callable[[int], bool] | None = None
     keep: bool = False
@@ -134,9 +133,8 @@ def convert_sets(
             of_run = _options(traces, options)
             for rank, pair in traces.pairs.items():
                 if run.ranks is None or run.ranks(rank):
-                    merged = traces.merged_file(rank) if run.keep_merged else None
                     folder = result.scratch.folder
-                    job = RankJob(pair, traces.et_file(rank), folder, of_run, run.engine, merged, run.keep)
+                    job = RankJob(pair, traces.et_file(rank), folder, of_run, run.engine, run.keep)
                     work.append((result, rank, job))
             for rank, sentence in traces.incomplete.items():
                 if run.ranks is None or run.ranks(rank):
@@ -274,9 +272,8 @@ def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> boo
         )
         same = (report["engine"], report["options"]) == (run.engine, options_text(_options(traces, options)))
         fresh = report["complete"] and all(
-            path.stat().st_mtime_ns >= max(trace.stat().st_mtime_ns for trace in pair.files)
+            traces.et_file(rank).stat().st_mtime_ns >= max(path.stat().st_mtime_ns for path in pair.files)
             for rank, pair in traces.pairs.items()
-            for path in (traces.et_file(rank), *([traces.merged_file(rank)] if run.keep_merged else []))
         )
         first = {None: traces.first_et_file} if 0 in traces.pairs else {}
         record.check(traces, first | dict(traces.et_files()))

@@ -214,26 +214,6 @@ def test_one_step_of_several(folder: Path) -> None:
     assert wrong.returncode == 1 and "has no ProfilerStep#999" in wrong.stderr
 
 
-def test_chakra_converter_reads_the_merged_trace(folder: Path) -> None:
-    pytest.importorskip(
-        "chakra.src.converter.pytorch_converter",
-        reason="mlc-chakra is not installed: ./run_tests.sh installs it",
-    )
-    done = run("convert_to_et.py", "--dir", folder, "--name", "tiny_1gpu", "--keep-merged")
-    assert done.returncode == 0, done.stderr
-    command = [sys.executable, "-m", "chakra.src.converter.converter", "--log-filename", os.devnull]
-    command += [
-        "PyTorch",
-        "--input",
-        str(folder / "tiny_1gpu_merged.json"),
-        "--output",
-        str(folder / "up.et"),
-    ]
-    upstream = subprocess.run(command, capture_output=True, text=True)
-    assert upstream.returncode == 0, upstream.stderr[-500:]
-    assert len(et_file.read(folder / "up.et")) > 0
-
-
 def test_mlcommons_engine_reports_missing_tools(folder: Path) -> None:
     if subprocess.run([sys.executable, "-c", "import et_replay"], capture_output=True).returncode == 0:
         pytest.skip("et_replay is installed")

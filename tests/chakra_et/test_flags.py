@@ -61,7 +61,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "meant"),
     [
         (["convrt"], "convert"),
-        (["convert", "--keep-mergd"], "--keep-merged"),
+        (["convert", "--comm-kernls"], "--comm-kernels"),
         (["predict", "run", "--bandwith=100Gbit/s"], "--bandwidth"),
     ],
 )
@@ -98,7 +98,7 @@ def answer(shell: str, *options: str, program: str) -> list[str]:
     ("line", "offered"),
     [
         (["chakra-et", "conv"], ["convert"]),
-        (["chakra-et", "convert", "--keep-m"], ["--keep-merged"]),
+        (["chakra-et", "convert", "--comm-k"], ["--comm-kernels"]),
         (["chakra-et", "convert", "--engine", "m"], ["mlcommons"]),
         (["chakra-et", "completion", ""], ["bash", "zsh", "fish"]),
     ],

@@ -28,6 +28,7 @@ def table(*folders: Path) -> dict[tuple[str, str], list[str]]:
 
 def test_converter_jsonizer_and_visualizer_take_what_we_write() -> None:
     pytest.importorskip("chakra.src.converter.converter", reason=WHY)
+    pytest.importorskip("et_replay", reason=WHY)
     pytest.importorskip("graphviz", reason=WHY)
     rows = table(ROOT / "tests/fixtures/captures/torch-2.13")
     native, upstream = (rows["tiny_2gpu", by] for by in ("native", "upstream"))

@@ -47,7 +47,6 @@ def test_run_and_rank_from_file_names(tmp_path: Path) -> None:
     (one,) = named(tmp_path, *names)
     assert one.name == "a" and sorted(one.pairs) == [0, 3] and one.ranks_here == 4
     assert one.et_file(3).name == "a.3.et" and one.first_et_file.name == "a.et"
-    assert one.merged_file(0).name == "a_merged.json" and one.merged_file(3).name == "a_rank3_merged.json"
 
 
 def test_missing_and_empty_folders(tmp_path: Path) -> None:
@@ -105,10 +104,8 @@ def test_a_valid_file_of_these_traces_is_kept(job: RankJob) -> None:
     assert again.report.as_dict() == first.report.as_dict() and again.groups == first.groups
 
 
-@pytest.mark.parametrize(
-    "change", ["flags", "newer trace", "other trace", "damaged", "older version", "merged"]
-)
-def test_any_other_file_is_converted_again(job: RankJob, change: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["flags", "newer trace", "other trace", "damaged", "older version"])
+def test_any_other_file_is_converted_again(job: RankJob, change: str) -> None:
     convert_rank.convert_rank(job)
     if change == "flags":
         job = dataclasses.replace(job, options=PairOptions(timestamps=False))
@@ -124,8 +121,6 @@ def test_any_other_file_is_converted_again(job: RankJob, change: str, tmp_path: 
         trace = et_file.read(job.output)
         del trace.metadata["trace_bytes"]
         et_file.write(job.output, trace)
-    elif change == "merged":
-        job = dataclasses.replace(job, merged=tmp_path / "run_merged.json")
     assert not convert_rank.convert_rank(job).kept
 
 
