@@ -5,22 +5,20 @@
     python benchmarks/pipeline_pictures.py outputs/compare/plan.json JOB
 
 JOB: the job id of its last run, which ran the plan. Writes pipeline_planned.svg and pipeline_measured.svg to
-docs/pictures/, from the iteration whose time is the median.
+docs/pictures/, from the iteration whose time is the median. Needs matplotlib.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from chakra_et import cli
-from chakra_et.drawing.lanes import Picture, Span, draw
-from chakra_et.files import write_text
-from megatron_lm import planner
+from chakra_et.report.schedule import Picture
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import picture
@@ -43,7 +41,7 @@ def main() -> int:
 
 
 def make(config: Config) -> None:
-    plan = planner.read_plan(config.plan)
+    plan = picture.read_plan(config.plan)
     planned = picture.predicted_events(plan)
     found, _ = picture.read_events(runs.find((config.job,), conf.log_dir()), (), "all")
     measured = typical([event for event in found if event.lane in (COMPUTE, COMMUNICATION)])
@@ -53,11 +51,35 @@ def make(config: Config) -> None:
         ("planned", planned, "stage", "planned by FASOP"),
         ("measured", measured, "rank", "measured, gloo on CPUs"),
     ):
-        drawn = two_strips(picture.picture_of(events, "", row))
         heading = f"{layers} layers, {words}: {1000 * length(events):.0f} ms"
         path = config.output / f"pipeline_{name}.svg"
-        write_text(path, draw(replace(drawn, title=heading, until=longest, marks=())))
+        draw(picture.picture_of(events, "", row), heading, longest, path)
         print(f"{path}: {heading}, {path.stat().st_size / 1000:.0f} kB")
+
+
+def draw(drawn: Picture, heading: str, until: float, path: Path) -> None:
+    """Draw compute, and a narrow strip of communication below, of each lane."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "pipeline"
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(14, 1 + 0.5 * len(drawn.lanes)), layout="constrained")
+    for key, (label, colour) in drawn.kinds.items():
+        for strip, low, height in ((COMPUTE, 0.3, 0.6), (COMMUNICATION, 0.1, 0.2)):
+            for lane in range(len(drawn.lanes)):
+                bars = [
+                    (span.start, span.end - span.start)
+                    for span in drawn.spans
+                    if (span.lane, span.kind, span.strip) == (lane, key, strip)
+                ]
+                axes.broken_barh(bars, (lane + low, height), color=colour, edgecolor="white", linewidth=0.3)
+        axes.broken_barh([], (0, 0), color=colour, label=label)
+    axes.set_yticks([at + 0.6 for at in range(len(drawn.lanes))], [f"{a}\n{b}" for a, b in drawn.lanes])
+    axes.set(xlim=(0, until), ylim=(len(drawn.lanes), 0), xlabel="s", title=heading)
+    axes.legend(ncols=len(drawn.kinds), loc="upper right", bbox_to_anchor=(1, 1.2), frameon=False)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def typical(found: list[Event]) -> list[Event]:
@@ -67,17 +89,6 @@ def typical(found: list[Event]) -> list[Event]:
     if not of:
         raise RunError("the run has one iteration only: run some more")
     return of[sorted(numbers, key=lambda number: length(of[number]))[len(numbers) // 2]]
-
-
-def two_strips(drawn: Picture) -> Picture:
-    """The picture without sub-steps, and without labels of messages."""
-    spans: list[Span] = [
-        replace(span, strip=0, label=span.label.rpartition("-")[2])
-        if span.strip == COMPUTE
-        else replace(span, strip=1, label="")
-        for span in drawn.spans
-    ]
-    return replace(drawn, spans=spans, strips=(24, 8), strip_labels=())
 
 
 def length(found: list[Event]) -> float:

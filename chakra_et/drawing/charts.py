@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
-
-from chakra_et.drawing.lanes import round_step, tag
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 260, 70, 20, 50, 45
 COLOURS = ("#3b78c3", "#e8841a", "#2f9e6e", "#c94f7c", "#8a6fc9", "#12919c", "#a47148", "#6b8e23")
@@ -112,3 +111,20 @@ def _frame(title: str, x_title: str, y_title: str, names: list[str]) -> list[str
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor, fill="#555")
+
+
+def tag(name: str, text: str = "", inside: str = "", **attributes: object) -> str:
+    """An element of SVG with ``text``, or with other elements ``inside``; ``class_`` is class, ``font_size``
+    font-size."""
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        for key, value in attributes.items()
+    )
+    inside = inside or html.escape(text)
+    return f"<{name}{given}>{inside}</{name}>" if inside or name == "text" else f"<{name}{given}/>"
+
+
+def round_step(wanted: float) -> float:
+    """1, 2 or 5 times a power of ten, the first that is not below ``wanted``."""
+    power = 10.0 ** math.floor(math.log10(wanted))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted * (1 - 1e-9))

@@ -2,7 +2,7 @@
 
 python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het --json > plans.json
 python -m fasop simulate plans.json --picture out.html
-python -m fasop simulate plans.json --rank 2 --schedule interleaved --virtual-stages 2 --picture out.svg
+python -m fasop simulate plans.json --rank 2 --schedule interleaved --virtual-stages 2 --picture out.html
 python -m fasop simulate plans.json --et --output planned
 """
 
@@ -17,8 +17,7 @@ from typing import Literal
 import msgspec
 
 from chakra_et import cli, files
-from chakra_et.drawing import lanes
-from chakra_et.drawing.lanes import Kind, Picture, PictureLane, Span
+from chakra_et.report.schedule import Kind, Picture, PictureLane, Span, schedule_page
 from fasop.commands import flag
 from fasop.plans.plan import Plan, pick_plan, plans_json
 from fasop.schedule import events as events_
@@ -35,7 +34,7 @@ KINDS = {
     "gather": Kind("parameter all-gather", "#80a1c1"),
 }
 COMPUTE, COMMUNICATION = range(2)
-STRIPS = (26, 10)
+STRIPS = ("compute", "communication")
 
 
 @dataclass
@@ -48,15 +47,15 @@ class Config:
         "interleaved: several chunks of layers per stage", "planned"
     )
     virtual_stages: int = flag("chunks per stage of --schedule interleaved", 2)
-    picture: str = flag("file to draw, .html or .svg", "")
+    picture: str = flag("page to write, .html", "")
     et: bool = flag("write an .et file for every rank, and a folder for ASTRA-sim", False)
     bundle: bool = flag("with --et: the folder that ASTRA-sim runs", True)
     output: str = flag("folder of the .et files", ".")
     name: str = flag("their name (default: model and cluster)", "")
 
     def __post_init__(self) -> None:
-        if self.picture and not self.picture.endswith((".html", ".svg")):
-            raise ValueError(f"--picture {self.picture}: give a name that ends in .html or .svg")
+        if self.picture and not self.picture.endswith(".html"):
+            raise ValueError(f"--picture {self.picture}: give a name that ends in .html")
         if self.name and not re.fullmatch(r"[\w][\w .+-]*", self.name):
             raise ValueError(f"--name {self.name}: give letters, digits, dots and dashes")
 
@@ -75,10 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     schedule = "1f1b" if plan.virtual_stages == 1 else f"interleaved, {plan.virtual_stages} chunks per stage"
     lines = _summary(planned, plan, found, schedule)
     if config.picture:
-        drawn = picture(plan, found, schedule)
-        page = f"{plan.model.name} on {plan.cluster.name}"
-        is_svg = config.picture.endswith(".svg")
-        files.write_text(Path(config.picture), lanes.draw(drawn) if is_svg else lanes.page([drawn], page))
+        title = f"{plan.title}, {schedule}: {events_.step_time(found):.4f} s per step"
+        files.write_text(Path(config.picture), schedule_page(title, [picture(plan, found)]))
         lines.append(f"picture: {config.picture}")
     if config.et:
         from fasop.output import traces
@@ -126,10 +123,8 @@ def _summary(planned: Plan, plan: Plan, found: list[Event], schedule: str) -> li
     return lines
 
 
-def picture(plan: Plan, events: list[Event], schedule: str) -> Picture:
-    """A step, a lane for each stage: computation fills its upper part, communication the strip below."""
-    whole = events_.step_time(events)
-    title = f"{plan.title}, {schedule}: {whole:.4f} s per step"
+def picture(plan: Plan, events: list[Event]) -> Picture:
+    """A step, a lane for each stage: a row of computation, and one of communication below."""
     stages = [
         PictureLane(
             f"stage {stage}: {plan.stage_gpu[stage]}, {plan.partition[stage]} units", f"{idle:.1%} bubble"
@@ -137,23 +132,16 @@ def picture(plan: Plan, events: list[Event], schedule: str) -> Picture:
         for stage, idle in enumerate(events_.bubbles(plan, events))
     ]
     spans = [_span(event) for event in events if event.kind in KINDS]
-    return Picture(title, stages, spans, KINDS, strips=STRIPS, until=whole)
+    return Picture("step", stages, spans, KINDS, STRIPS)
 
 
 def _span(event: Event) -> Span:
-    what = KINDS[event.kind].label + (
-        f" of micro-batch {event.micro_batch}" if event.micro_batch >= 0 else ""
-    )
+    label = KINDS[event.kind].label
+    if event.micro_batch >= 0:
+        label += f" {event.micro_batch}"
     if event.kind == "send":
-        what += f", {'activations' if event.up else 'gradients'} to stage {event.peer}"
+        label += f", {'activations' if event.up else 'gradients'} to stage {event.peer}"
     if event.chunk > 0:
-        what += f", chunk {event.chunk}"
-    return Span(
-        event.stage,
-        event.start,
-        event.end,
-        event.kind,
-        label=str(event.micro_batch) if event.micro_batch >= 0 else "",
-        title=f"stage {event.stage}: {what}, {event.start:.4f} s to {event.end:.4f} s",
-        strip=COMPUTE if event.kind in ("forward", "backward", "update") else COMMUNICATION,
-    )
+        label += f", chunk {event.chunk}"
+    strip = COMPUTE if event.kind in ("forward", "backward", "update") else COMMUNICATION
+    return Span(event.stage, event.start, event.end, event.kind, label, strip)

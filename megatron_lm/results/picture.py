@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chakra_et import cli
-from chakra_et.drawing.lanes import Kind, Mark, Picture, PictureLane, Span
-from chakra_et.report.page import TextTable, schedule_page
+from chakra_et.report.page import TextTable
+from chakra_et.report.schedule import Kind, Mark, Picture, PictureLane, Span, schedule_page
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.runs import Run
@@ -52,7 +52,7 @@ KINDS = {
     "collective": Kind("collectives", "#145a14"),
 }
 PLANNED = {"forward": "forward", "backward": "backward", "reduction": "grads-all-reduce"}
-STRIPS = (26, 10, 10)  # by lane of the timeline
+STRIPS = ("compute", "sub-steps", "communication")  # by lane of the timeline
 FROM_TO = "first forward to last backward of any rank, s"
 
 
@@ -166,9 +166,8 @@ def picture_of(found: Sequence[Event], title: str, row: str) -> Picture:
     spans = []
     for event in found:
         iterations[event.iteration] = min(iterations.get(event.iteration, event.start), event.start)
-        title_of = f"{event.label}: {1000 * (event.end - event.start):.3f} ms"
         times = (event.start - zero, event.end - zero)
-        spans.append(Span(lane_of[event.rank], *times, _kind(event), event.label, title_of, event.lane))
+        spans.append(Span(lane_of[event.rank], *times, _kind(event), event.label, event.lane))
     used = {span.kind for span in spans}
     return Picture(
         title,
@@ -176,7 +175,6 @@ def picture_of(found: Sequence[Event], title: str, row: str) -> Picture:
         spans,
         {name: kind for name, kind in KINDS.items() if name in used},
         strips=STRIPS,
-        strip_labels=("compute", "sub-steps", "communication"),
         marks=[Mark(start - zero, f"iteration {number}") for number, start in sorted(iterations.items())],
     )
 

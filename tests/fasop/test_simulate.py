@@ -7,14 +7,13 @@ import json
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
-from chakra_et.drawing import lanes
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
+from chakra_et.report.schedule import schedule_page
 from fasop.__main__ import main
 from fasop.commands.simulate import KINDS, picture
 from fasop.errors import PlanError
@@ -22,6 +21,7 @@ from fasop.plans.plan import Plan, StageChoice, StageParts, read_plans, write_pl
 from fasop.schedule import events as events_
 from megatron_lm import plan_settings
 from tests.fasop import fasop_cases as cases
+from tests.report.test_page import page_data
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,21 +131,17 @@ def test_the_picture_holds_every_event_and_no_markup_of_names(plans: Path, tmp_p
         plan, cluster=dataclasses.replace(plan.cluster, name="<script>alert(1)</script>")
     )
     found = events_.of_plan(plan)
-    drawn = picture(plan, found, "1f1b")
-    root = ElementTree.fromstring(lanes.draw(drawn))
-    space = "{http://www.w3.org/2000/svg}"
-    bars = [rect for rect in root.iter(f"{space}rect") if rect.find(f"{space}title") is not None]
-    assert len(bars) == sum(event.kind in KINDS for event in found)
+    drawn = picture(plan, found)
+    assert len(drawn.spans) == sum(event.kind in KINDS for event in found)
     for kind in ("forward", "backward"):
-        of_kind = [bar for bar in bars if bar.get("fill") == KINDS[kind].colour]
-        assert len(of_kind) == plan.pp * plan.micro_batches
-    assert all(0 <= float(bar.get("x", -1)) <= lanes.WIDTH for bar in bars)
-    page = lanes.page([drawn], plan.cluster.name)
-    assert (
-        "<script>" not in page
-        and "&lt;script&gt;" in page
-        and "http" not in page.replace("http://www.w3.org", "")
-    )
+        assert sum(span.kind == kind for span in drawn.spans) == plan.pp * plan.micro_batches
+    page = schedule_page(plan.cluster.name, [drawn])
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+    path = tmp_path / "plan.html"
+    assert main(["simulate", str(plans), "--picture", str(path)]) == 0
+    content, columns = page_data(path)
+    assert len(columns["row"]) == len(drawn.spans)
+    assert [row[2] for row in content["timeline"]["rows"][:2]] == ["compute", "communication"]
 
 
 def test_every_rank_gets_a_trace_and_the_set_replays_the_plan(plans: Path, tmp_path: Path) -> None:
