@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from chakra_et.cost.topology import Dimension, Topology
+from chakra_et.cost.topology import Dimension, Topology, divisor
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import has, set_integers, texts
@@ -56,7 +56,7 @@ def simulated_dimensions(topology: Topology, several: bool) -> Topology:
                 f"ASTRA-sim aborts on one Ring of {whole.size} ranks with several groups: "
                 "give a switch (leave `ring` out), or two dimensions (GPUs per node, nodes)"
             )
-        inner = next((size for size in range(int(whole.size**0.5), 1, -1) if whole.size % size == 0), 0)
+        inner = divisor(whole.size)
         if inner:
             sizes = whole.size // inner, inner
             dimensions = [dataclasses.replace(whole, size=size) for size in sizes]

@@ -7,12 +7,11 @@ and ns-3's config.txt as of cb175a3dffc3. Neither simulator was run with them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from chakra_et.cost.topology import Topology
+from chakra_et.cost.topology import Topology, divisor
 from chakra_et.errors import TraceError
 from chakra_et.files import write_json, write_text
 
@@ -153,7 +152,7 @@ def fat_tree(topology: Topology) -> tuple[str, float]:
     inner, outer = dimensions[0], dimensions[-1]
     down, nodes = inner.size, outer.size
     if len(dimensions) == 1:
-        down = next((n for n in range(math.isqrt(inner.size), 1, -1) if inner.size % n == 0), 0)
+        down = divisor(inner.size)
         if not down:
             raise TraceError(f"--backend htsim: {inner.size} ranks can't be divided among equal switches")
         nodes = inner.size // down

@@ -19,6 +19,11 @@ INTER_LOSS, INTRA_LOSS = 1.05, 3.5
 COLLECTIVE_START, HOP_NS = 32e-6, 4000.0
 
 
+def divisor(ranks: int) -> int:
+    """The largest divisor up to the square root, for as many equal rows of ranks; 0 for a prime number."""
+    return next((size for size in range(math.isqrt(ranks), 1, -1) if ranks % size == 0), 0)
+
+
 @dataclass(frozen=True)
 class Dimension:
     """``size`` ranks with links between them.

@@ -57,9 +57,8 @@ def check(
     """Check one trace, or the traces of a run (rank → trace) by themselves and against each other.
 
     ``comm_groups`` maps group ids to ranks, as in the comm-group file (None: no such file). ``files`` is the
-    file name to report: one string for one trace, or one per rank. ``dataset_splits`` is ASTRA-sim's
-    ``preferred-dataset-splits``: an all-gather of fewer bytes never finishes. Returns one problem per broken
-    rule and file.
+    file name to report: one string for one trace, or one per rank. Returns one problem per
+    broken rule and file.
     """
     if isinstance(traces, ExecutionTrace):
         rank = traces.metadata_int("rank")
@@ -113,11 +112,10 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
     ``for_astra``: also check the files and the bundle around them against the needs of ASTRA-sim.
     """
     # A conversion checks no bundles.
-    from chakra_et.validate.astra import check_file_for_astra, check_order, check_run_for_astra, read_system
+    from chakra_et.validate.astra import check_file_for_astra, check_order, check_run_for_astra
 
     groups = run.comm_groups()
     folder = Path(run.name).parent
-    system = (read_system(folder) if for_astra else None) or {}
     communication: dict[int, ExecutionTrace] = {}
     whole: dict[int, ExecutionTrace] = {}
     problems: list[Problem] = []
@@ -130,7 +128,7 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
             continue
         known = trace.metadata_int("rank") if rank is None else rank
         file = File(trace, known, groups, str(path))
-        more = check_file_for_astra(trace, groups, len(run.files), system) if for_astra else ()
+        more = check_file_for_astra(trace, groups or {}, len(run.files)) if for_astra else ()
         problems += _check_one(file, more)
         if rank is not None:
             # A run can have hundreds of ranks: keep only what the check of the whole run needs.
@@ -141,8 +139,8 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
         names = {rank: str(path) for rank, path in run.files.items() if rank is not None}
         problems += check_together(communication, groups, names)
     if for_astra:
-        about = check_run_for_astra(folder, Path(run.name).name, groups, len(run.files))
-        problems += [_problem(each, run.name) for each in (*about, *check_order(whole, groups))]
+        about = check_run_for_astra(folder, Path(run.name).name, groups or {}, len(run.files))
+        problems += [_problem(each, run.name) for each in (*about, *check_order(whole, groups or {}))]
         for problem in problems:
             # In ASTRA-sim ranks whose parts differ wait for each other for ever.
             hangs = problem.rule == "collective-size-uneven"

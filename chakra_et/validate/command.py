@@ -37,9 +37,7 @@ class ValidateConfig:
     strict: bool = field(default=False, metadata={"help": "treat warnings as errors"})
     for_: Literal["any", "astra-sim"] = field(
         default="any",
-        metadata={
-            "help": "astra-sim: also check its rules, and the network.yml and system.json beside the files"
-        },
+        metadata={"help": "astra-sim: also check its rules, and the network.yml beside the files"},
     )
 
     def __post_init__(self) -> None:

@@ -479,36 +479,14 @@ def test_validate_for_astra_sim_reads_the_bundle(
 ) -> None:
     folder = tmp_path / "bundle"
     bundle(mesh, folder)
-    good = {name: (folder / name).read_text() for name in ("network.yml", "system.json", "expected.json")}
-    network = good["network.yml"]
-    for name, content, rule in [
-        ("network.yml", network.replace("4, 2", "4, 4"), "astra-network"),
-        ("network.yml", "topology: [ Switch ]\n" + network.split("\n", 1)[1], "astra-network"),
-        ("network.yml", network.replace("4, 2", "8").replace("Switch, Switch", "Switch"), "astra-network"),
-        ("system.json", good["system.json"].replace('"direct1",', ""), "astra-system"),
-        ("system.json", good["system.json"].replace('enabled": 0', 'enabled": 1'), "astra-roofline"),
-    ]:
-        (folder / name).write_text(content)
-        assert main(["validate", str(folder / "run"), "--for", "astra-sim"]) == 1, rule
-        assert f"[{rule}]" in capsys.readouterr().out
-        (folder / name).write_text(good[name])
-    one = (
-        "topology: [ Switch ]\nnpus_count: [ 8 ]\nbandwidth: [ 50 ]\nlatency: [ 500 ]\n",
-        json.dumps(
-            {**json.loads(good["system.json"])}
-            | dict.fromkeys(
-                [
-                    f"{name}-implementation"
-                    for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
-                ],
-                ["ring"],
-            )
-        ),
-    )
-    (folder / "network.yml").write_text(one[0])
-    (folder / "system.json").write_text(one[1])
-    (folder / "expected.json").unlink()
-    assert main(["validate", str(folder / "run"), "--for", "astra-sim", "--strict"]) == 1
-    said = capsys.readouterr().out
+    network = (folder / "network.yml").read_text()
+    for content in (
+        network.replace("4, 2", "4, 4"),
+        "topology: [ Switch ]\n" + network.split("\n", 1)[1],
+        network.replace("4, 2", "8").replace("Switch, Switch", "Switch"),
+    ):
+        (folder / "network.yml").write_text(content)
+        assert main(["validate", str(folder / "run"), "--for", "astra-sim"]) == 1, content
+        assert "[astra-network]" in (said := capsys.readouterr().out)
     assert "several groups of fewer than all ranks on one dimension" in said
     assert main(["validate", str(folder / "run")]) == 0
