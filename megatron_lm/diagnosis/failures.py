@@ -20,21 +20,20 @@ from typing import NamedTuple
 
 from chakra_et.text import shortened
 from megatron_lm.diagnosis import statements
-from megatron_lm.diagnosis.statements import FIRST_OF_NODE, STRERRORS, Kind, Statement, ends_in_errno
+from megatron_lm.diagnosis.statements import FIRST_OF_NODE, STRERRORS, Statement, ends_in_errno
 from megatron_lm.logs import records, runs
-from megatron_lm.logs.runs import Node, Run, State
+from megatron_lm.logs.runs import Node, Note, Run, State
 
 LAST_LINES = 8
 LONGEST = 300  # letters of a sentence
-TAIL_BYTES = 4_000_000  # of a log that is searched
-NEAR_END = 5  # lines after a statement with which a log ends
-PROOF = (Kind.RANK_END, Kind.DEATH, Kind.SLURM)  # a process has ended
+TAIL_BYTES, LAST_BYTES = 4_000_000, 2_000  # of a log that are searched; while the run goes on
 LAUNCHERS = ("ChildFailedError", "SignalException")  # raised by torchrun, after what a rank raised
 # How well a statement shows where a failure began. WEAK: the process may have gone on. PEER: another process
 # went away or did not answer.
 PRIMARY, WEAK, PEER = range(3)
 WEIGHTS = {"primary": PRIMARY, "weak": WEAK, "peer": PEER}
-KINDS = {"any": tuple(Kind), "message": (Kind.TOOL, Kind.RECORD, Kind.EXCEPTION), "slurm": (Kind.SLURM,)}
+MESSAGES = ("tool", "record", "exception")
+KINDS = {"any": (*MESSAGES, "end", "death", "slurm"), "message": MESSAGES, "slurm": ("slurm",)}
 
 _text = Path(__file__).with_name("messages.tsv").read_text(encoding="utf-8")
 _rows = [line.split("\t") for line in _text.splitlines() if not line.startswith("#")]
@@ -91,20 +90,18 @@ Finding = tuple[Statement, Cause]
 
 def first_failure(run: Run, states: Mapping[str, State]) -> Failure | None:
     """The failure with which the run began; None if it runs, has ended well, or its logs report none."""
-    words = {known.word for known in states.values()}
-    notes = {node.name: note for node in run.nodes if (note := runs.note_of(node))}
-    codes = [note.number for note in notes.values() if note.word == "exit"]
+    notes = {node.name: note for node in run.nodes if (note := runs.note_of(node)) and note.word == "exit"}
+    some_failed = any(note.number for note in notes.values())
     # After the last iteration nothing can fail the training.
     last = [found for node in run.nodes for found in records.iterations(node.read("out"))[-1:]]
-    is_through = last and all(found.number == found.total for found in last) and not any(codes)
-    if words <= {runs.COMPLETED} or is_through:
+    is_through = last and all(found.number == found.total for found in last) and not some_failed
+    words = {known.word for known in states.values()} - {runs.COMPLETED, *runs.WAITING}
+    if is_through or not words:
         return None
-    has_failed = bool(words - {runs.COMPLETED, runs.UNKNOWN, *runs.ALIVE})
+    # A run that goes on has handled what stands further up.
+    most = TAIL_BYTES if some_failed or words - {*runs.ALIVE} else LAST_BYTES
     logs = [Log("", run.batch_output(job)) for job in run.jobs] + [log_of(node) for node in run.nodes]
-    ended = {
-        name: (note.number, note.when) for name, note in notes.items() if note.when and note.word == "exit"
-    }
-    found = first(logs, ended, has_failed)
+    found = first(logs, notes, most)
     if found is not None and found.weight != PEER:
         return found
     for job, known in states.items():
@@ -122,42 +119,35 @@ def log_of(node: Node) -> Log:
     return Log(node.name, node.file("err"), first_rank)
 
 
-def first(logs: Iterable[Log], ended: Mapping[str, tuple[int, float]], has_failed: bool) -> Failure | None:
-    """The failure with which a run began; None if the logs report none.
+def first(logs: Iterable[Log], ended: Mapping[str, Note], most: int = TAIL_BYTES) -> Failure | None:
+    """The failure with which a run began; None if the last ``most`` bytes of the logs report none.
 
-    ended: exit code of each node's launch, and when it ended, in epoch seconds. has_failed: the run is known
-    to have failed; if not, a statement counts only where a process has ended, or the log itself.
+    ended: how each node's launch ended.
     """
-    found = [failure for log in logs for failure in of_log(log, has_failed)]
-    for node, (code, end) in ended.items():
+    found = [failure for log in logs for failure in of_log(log, most)]
+    for node, note in ended.items():
         # torchrun itself was killed: what its ranks fail with is a consequence.
-        if code > 128 and (cause := _of_code(code)) and cause.weight == PRIMARY:
-            when = datetime.fromtimestamp(end)
+        if note.when and note.number > 128 and (cause := _of_code(note.number)) and cause.weight == PRIMARY:
+            when = datetime.fromtimestamp(note.when)
             sentence = f"its launcher, torchrun: {cause.sentence}"
             found.append(Failure(f"node {node}", node, None, sentence, PRIMARY, when, ()))
 
     def order(failure: Failure) -> tuple[int, datetime, bool, float]:
-        _, end = ended.get(failure.node, (0, float("inf")))
-        return failure.weight, failure.when or datetime.max, failure.rank is None, end
+        end = ended[failure.node].when if failure.node in ended else None
+        return failure.weight, failure.when or datetime.max, failure.rank is None, end or float("inf")
 
     return min(found, key=order, default=None)
 
 
-def of_log(log: Log, has_failed: bool) -> list[Failure]:
-    """The failures in one log, one per rank at most."""
+def of_log(log: Log, most: int = TAIL_BYTES) -> list[Failure]:
+    """The failures in the last ``most`` bytes of a log, one per rank at most."""
     try:
         base = datetime.fromtimestamp(log.path.stat().st_mtime)
     except OSError:
         return []
-    text = records.read(log.path, TAIL_BYTES, partial=True).decode(errors="replace")
-    findings: list[Finding] = []
-    for statement in statements.read(text, base):
-        cause = _explained(statement)
-        if cause is not None and not (statement.survived and statement.lines_after > NEAR_END):
-            weight = max(cause.weight, WEAK if statement.survived else PRIMARY)
-            findings.append((statement, cause._replace(weight=weight)))
-    if not has_failed and not any(statement.kind in PROOF for statement, _ in findings):
-        findings = [finding for finding in findings if finding[0].lines_after <= NEAR_END]
+    text = records.read(log.path, most, partial=True).decode(errors="replace")
+    read = statements.read(text, base)
+    findings = [(statement, cause) for statement in read if (cause := _explained(statement))]
     # The first rank of the node, as torchrun's report gives it, or else as the run's settings do.
     known = ((one.rank, one.local_rank) for one, _ in findings)
     firsts = (rank - local for rank, local in known if rank is not None and local is not None)
@@ -183,18 +173,18 @@ def _give_to_ranks(by_rank: dict[int | None, list[Finding]]) -> None:
         (statement.when or datetime.max, rank)
         for rank in named
         for statement, cause in by_rank[rank]
-        if statement.kind is Kind.RANK_END and cause.weight != PEER
+        if statement.kind == "end" and cause.weight != PEER
     ]
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[str, ...] = ()
     if ends:
         _, rank = min(ends)
-        kinds = (Kind.EXCEPTION, Kind.DEATH)
-        if all(statement.kind is Kind.RANK_END for statement, _ in by_rank[rank]):
+        kinds = ("exception", "death")
+        if all(statement.kind == "end" for statement, _ in by_rank[rank]):
             # Nothing else in the log has its rank.
-            kinds += (Kind.TOOL, Kind.RECORD)
+            kinds += ("tool", "record")
     elif len(named) == 1:
         # torchrun's message has a local rank only: there is just one that it can mean.
-        (rank,), kinds = named, (Kind.RANK_END,)
+        (rank,), kinds = named, ("end",)
     for statement, cause in loose:
         its = statement.kind in kinds and not statement.name.endswith(LAUNCHERS)
         by_rank.setdefault(rank if its else None, []).append((statement, cause))
@@ -205,8 +195,7 @@ def _failure(log: Log, rank: int | None, group: list[Finding]) -> Failure:
     informative = [
         (statement, cause)
         for statement, cause in group
-        if (statement.kind is not Kind.RANK_END or cause.order < UNKNOWN)
-        and not statement.name.endswith(LAUNCHERS)
+        if (statement.kind != "end" or cause.order < UNKNOWN) and not statement.name.endswith(LAUNCHERS)
     ]
     statement, cause = min(informative or group, key=lambda one: (one[1].weight, one[1].order))
     when = statement.when or min((each.when for each, _ in group if each.when), default=None)
@@ -228,27 +217,27 @@ def _explained(statement: Statement) -> Cause | None:
             groups = {name: value or "" for name, value in match.groupdict().items()}
             groups |= {"last": last[1] if last else text, "text": text}
             return Cause(sentence.format(**groups), weight, order)
-    if kind is Kind.RANK_END:
+    if kind == "end":
         cause = _of_code(statement.code or 0)
         # What ended before the others of its node was not ended because of them.
         if cause and statement.name == FIRST_OF_NODE:
             return cause._replace(weight=min(cause.weight, WEAK))
         return cause
-    if kind is Kind.DEATH:
+    if kind == "death":
         aborted = "abort" in text.lower()
         return Cause(f"a process crashed: {text}", WEAK if aborted else PRIMARY, UNKNOWN - 1)
-    weight = PRIMARY if kind is Kind.EXCEPTION else WEAK
-    if kind is Kind.RECORD and re.search(r"\.(?:cpp|cc|hpp|cu|h):\d+$", statement.name):
+    weight = PRIMARY if kind == "exception" else WEAK
+    if kind == "record" and re.search(r"\.(?:cpp|cc|hpp|cu|h):\d+$", statement.name):
         # What PyTorch's library records beside what a rule knows, such as which trace it could not find.
         weight = PEER
     # The source of a record is a file of the logger's.
-    name = "" if kind is Kind.RECORD else statement.name
+    name = "" if kind == "record" else statement.name
     quoted = ": ".join(part for part in (name, re.sub(r"^rank \d+: ", "", text)) if part)
     if number := _errno_of(text):
         of_errno, words = OF_NAME.get(errno.errorcode.get(number, ""), (weight, os.strerror(number)))
         return Cause(f"{words} ({quoted})", max(weight, of_errno), UNKNOWN - 1)
-    form = {Kind.EXCEPTION: "it raised {}", Kind.SLURM: "Slurm reports: {}"}.get(kind, "{}")
-    return Cause(form.format(text if kind is Kind.SLURM else quoted), weight)
+    form = {"exception": "it raised {}", "slurm": "Slurm reports: {}"}.get(kind, "{}")
+    return Cause(form.format(text if kind == "slurm" else quoted), weight)
 
 
 def _errno_of(text: str) -> int | None:

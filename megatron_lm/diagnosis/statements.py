@@ -11,10 +11,9 @@ import errno
 import itertools
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # Which rank wrote the line: torch's exception hook and logs.
@@ -47,44 +46,59 @@ SEVERE = ("E", "F", "ERROR", "CRITICAL", "FATAL")
 
 FIRST_OF_NODE = "root cause"  # name of the end of a rank that torchrun saw end first
 START = "Traceback (most recent call last):"
-EXCEPTION = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (?P<text>.*)|:?)$")
+NAME = r"(?P<name>(?:[A-Za-z_]\w*\.)*"
+EXCEPTION = re.compile(NAME + r"[A-Za-z_]\w*)(?:: (?P<text>.*)|:?)$")
 # Without a traceback above it, only a name that can't be anything else is an exception.
-BARE = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt))(?:: (?P<text>.*)|)$")
-# What never continues a message: torch's stacks, and the words between chained exceptions.
-APART = ("Traceback (", "Exception raised from", "frame #", "=====")
-CHAINED = (
-    "During handling of the above exception, another exception occurred:",
-    "The above exception was the direct cause of the following exception:",
+BARE = NAME + r"[A-Z]\w*(?:Error|Exception|Interrupt))(?:: (?P<text>.*)|\s*)"
+STRERRORS = {os.strerror(number): number for number in errno.errorcode}
+ENDS_IN_ERRNO = rf".*({'|'.join(map(re.escape, STRERRORS))})(?:\s*\(\d+\))?[\s.)'\"’]*"
+PROGRAM = r"(?P<name>(?:[\w./@+-]*/)?[A-Za-z_][\w.+-]*)(?:\[\d+\])?: +"
+DEATHS = (
+    "Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception|"
+    "Trace/breakpoint trap"
 )
-# How a shell and Python's fault handler report that a process was ended by a signal, and the kernel's report.
-DEATH = re.compile(
-    r"(?:\S+: line \d+: +)?(?:\d+ )?((?:Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|"
-    r"Floating point exception|Trace/breakpoint trap)(?: +\(core dumped\))?)(?:  .*)?$|"
-    r"Fatal Python error: (.*)|((?:Memory cgroup out|Out) of memory: Killed process \d+ .*)"
-)
-SLURM = re.compile(
-    r"(?:\[\S+\] )*(?:(?P<name>srun|slurmstepd|slurmd|sbatch|salloc)(?:-\S+)?: )?(?:error|fatal): "
-    r"(?P<text>.*)"
-)
-# Without the name of one of Slurm's programs, only its plugins and jobs.
-UNNAMED = re.compile(r"\*\*\* (?:JOB|STEP) |Detected \d+ oom|Node failure on ")
-PROGRAM = re.compile(r"(?P<name>(?:[\w./@+-]*/)?[A-Za-z_][\w.+-]*)(?:\[\d+\])?: +(?P<text>.*)")
-ERROR = re.compile(r"(?:fatal error|error|ERROR|fatal|FATAL): ")
-OWN_SCRIPT = re.compile(r".*/.*\.(?:sh|py)|_0\d_\w+\.(?:sh|py)")
-SHELL = re.compile(r"\S*(?:bash|sh|zsh)|.*\.sh")
-SHELL_FAILURES = ("command not found", "cannot execute binary file", "bad interpreter", "syntax error")
-FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\) of binary: ")
+SHELL_FAILURES = "command not found|cannot execute binary file|bad interpreter|syntax error"
+# What a line with or without a logger's header is: (kind of statement, the whole line).
+ENDS = [
+    ("end", r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary: .*"),
+    ("slurm", r"(?:\[\S+\] )*(?P<name>srun|slurm\w+|sbatch|salloc)(?:-\S+)?: (?:error|fatal): (?P<text>.*)"),
+    # Without the name of one of Slurm's programs, only its plugins and jobs.
+    ("slurm", r"(?:error|fatal): (?P<text>(?:\*\*\* (?:JOB|STEP) |Detected \d+ oom|Node failure on ).*)"),
+    # How a shell, Python's fault handler and the kernel report that a signal ended a process.
+    ("death", rf"(?:\S+: line \d+: +)?(?:\d+ )?(?P<text>(?:{DEATHS})(?: +\(core dumped\))?)(?:  .*)?"),
+    ("death", r"Fatal Python error: (?P<text>.*)"),
+    ("death", r"(?P<text>(?:Memory cgroup out|Out) of memory: Killed process \d+ .*)"),
+]
+RECORDS = [("record", r"(?P<text>.*)")]  # with a header
+MESSAGES = [  # without one
+    ("exception", BARE),
+    ("tool", r"(?:ERROR|Error|FATAL|Fatal)(?: error)?: (?P<text>[^\d\s].*)"),
+    ("tool", PROGRAM + r"(?P<text>(?:fatal error|error|ERROR|fatal|FATAL): .*)"),
+    ("tool", PROGRAM + rf"(?P<text>{ENDS_IN_ERRNO})"),
+    ("tool", rf"(?P<name>\S*sh): +(?P<text>.*(?:{SHELL_FAILURES}).*)"),
+    # Our own scripts end with one sentence, which starts with their name.
+    ("tool", r"(?P<name>(?:.*/.*|_0\d_\w+)\.(?:sh|py)): +(?P<text>(?!stopped$).*)"),
+]
 # A rank in torchrun's report.
 REPORTED = re.compile(
     r"^\s*\[\d+\]:\n\s+time +: (?P<time>.*)\n.*\n\s+rank +: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\n"
     r"\s+exitcode +: (?P<code>-?\d+).*\n.*\n\s+traceback : (?P<text>.*)",
     re.MULTILINE,
 )
-STRERRORS = {os.strerror(number): number for number in errno.errorcode}
+ATTEMPT = re.compile(
+    r"^(?:attempt \d+ on \S+ at (?P<when>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)|"
+    r"slurmstepd: error: \*\*\* JOB \d+ ON .* DUE TO JOB REQUEUE).*",
+    re.MULTILINE,
+)
+# What never continues a message, beside statements: torch's stacks, the words between chained exceptions.
+APART = (
+    *("Traceback (", "Exception raised from", "frame #", "====="),
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
 CONTINUED = 30  # lines of a message at most
+NEAR_END = 5  # lines below the last statement of a process
 LONGEST = 2_000  # lines over which a traceback can be spread among those of other ranks
-REQUEUED = re.compile(r"slurmstepd: error: \*\*\* JOB \d+ ON .* DUE TO JOB REQUEUE")
-ATTEMPT = re.compile(r"attempt \d+ on \S+ at (?P<when>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 
 
 @dataclass(frozen=True)
@@ -104,50 +118,29 @@ class Line:
         return bool(self.level) and self.level not in SEVERE
 
 
-class Kind(Enum):
-    """The form of a statement."""
-
-    EXCEPTION = "exception"
-    RECORD = "record of level error"
-    TOOL = "message of a program"
-    DEATH = "death of a process"
-    RANK_END = "end of a rank, as torchrun reports it"
-    SLURM = "message of Slurm"
-
-
 @dataclass(frozen=True)
 class Statement:
-    """One report. name: of the exception, program or logger; text: the message; lines: as logged;
-    survived: perhaps, as the exception of a thread or one that a record of another level reports;
-    lines_after: filled lines that follow in the log; code: exit code of an ended rank, -N for signal N."""
+    """One report. kind: "exception"; "record" of level error; "tool", a message of a program; "death" of a
+    process; "end" of a rank, as torchrun reports it; "slurm". name: of the exception, program or logger;
+    text: the message; lines: as logged; code: exit code of an ended rank, -N for signal N.
+    """
 
-    kind: Kind
+    kind: str
     name: str
     text: str
     lines: tuple[str, ...]
-    number: int
     rank: int | None = None
     local_rank: int | None = None
     when: datetime | None = None
     code: int | None = None
-    survived: bool = False
-    lines_after: int = 0
 
 
 def read(text: str, base: datetime) -> list[Statement]:
     """The statements of the last attempt in a log, in order; ``base``: a time near the log's."""
-    rows = text.split("\n")
-    starts = [number for number, row in enumerate(rows) if ATTEMPT.match(row) or REQUEUED.match(row)]
-    if starts:
-        if match := ATTEMPT.match(rows[starts[-1]]):
-            base = datetime.fromisoformat(match["when"])
-        rows = rows[starts[-1] + 1 :]
-    lines = split("\n".join(rows), base)
-    filled = list(itertools.accumulate(bool(line.text.strip()) for line in lines))
-    return [
-        replace(found, lines_after=filled[-1] - filled[min(found.number + len(found.lines), len(lines)) - 1])
-        for found in _statements(lines)
-    ]
+    for match in [*ATTEMPT.finditer(text)][-1:]:
+        text = text[match.end() :]
+        base = datetime.fromisoformat(match["when"]) if match["when"] else base
+    return list(_statements(split(text, base)))
 
 
 def split(text: str, base: datetime) -> list[Line]:
@@ -183,54 +176,51 @@ def _statements(lines: list[Line]) -> Iterator[Statement]:
     used: set[int] = set()
     for at, line in enumerate(lines):
         text = line.text.strip()
-        if at in used:
+        if at in used or line.is_mild:
             continue
-        if text == START and not line.is_mild:
+        if text == START:
             yield from _traceback(lines, at, used)
         elif text.startswith(("Root Cause (first", "Failures:", "Other Failures:")):
             yield from _report(lines, at, used)
-        elif statement := _single(line, lines, used):
-            yield statement
+        else:
+            yield from _single(lines, at, used)
 
 
 def _traceback(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
-    """One traceback, whose lines other ranks' lines may interrupt. Nothing if it belongs to a warning."""
+    """One traceback, whose lines other ranks' lines may interrupt. Nothing for one that the process survived:
+    of a destructor, or, with more than ``NEAR_END`` lines below it, of a thread or a warning.
+    """
     first = lines[at]
     above = lines[at - 1] if at and lines[at - 1].rank == first.rank else Line(at, "", "")
     ours = [line for line in lines[at : at + LONGEST] if line.rank == first.rank]
     frames = 1
     while frames < len(ours) and (ours[frames].text.startswith((" ", "\t")) or not ours[frames].text.strip()):
         frames += 1
-    used.update(line.number for line in ours[:frames])
+    used.update(line.number for line in ours[: frames + 1])
     match = EXCEPTION.fullmatch(ours[frames].text.strip()) if frames < len(ours) else None
     if not match:
         return
-    end = frames + 1
-    while end < min(len(ours), frames + 1 + CONTINUED) and _continues(ours[end], first):
-        end += 1
-    used.update(line.number for line in ours[frames:end])
-    if not above.text.startswith("Exception ignored in"):
-        message = [match["text"] or "", *(line.text for line in ours[frames + 1 : end])]
-        raw = tuple(line.raw for line in ours[:end])
-        survived = above.text.startswith("Exception in thread ") or above.level in (
-            "WARNING",
-            "INFO",
-            "DEBUG",
-        )
-        yield Statement(
-            Kind.EXCEPTION, match["name"], _one_line(message), raw, at, first.rank, None, first.when,
-            survived=survived,
-        )  # fmt: skip
+    text, count = _message(match["text"] or "", ours[frames + 1 :], used, first.level)
+    mild = above.level in ("WARNING", "INFO", "DEBUG") or above.text.startswith("Exception in thread ")
+    below = [line for line in lines[max(used) + 1 :] if line.text.strip()]
+    if not above.text.startswith("Exception ignored in") and not (mild and len(below) > NEAR_END):
+        raw = tuple(line.raw for line in ours[: frames + count])
+        yield Statement("exception", match["name"], text, raw, first.rank, None, first.when)
 
 
-def _continues(line: Line, first: Line) -> bool:
-    """Whether a line below an exception still belongs to its message."""
-    text = line.text
-    if (line.level and line.level != first.level) or not text.strip():
-        return False
-    if text.startswith(APART) or text in CHAINED:
-        return False
-    return not any(pattern.match(text) for pattern in (SLURM, BARE, ATTEMPT, FAILED))
+def _message(text: str, below: Iterable[Line], used: set[int], level: str = "") -> tuple[str, int]:
+    """A message with the lines below that continue it, and how many lines it has. level: of the first line,
+    where the lines below have headers too.
+    """
+    parts = [text]
+    for line in itertools.islice(below, CONTINUED):
+        if line.level not in ("", level) or not line.text.strip() or line.text.startswith(APART):
+            break
+        if any(re.fullmatch(form, line.text) for _, form in (*ENDS, *MESSAGES[:1])):
+            break
+        used.add(line.number)
+        parts.append(line.text)
+    return " ".join(" ".join(parts).split()), len(parts)
 
 
 def _report(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
@@ -241,64 +231,34 @@ def _report(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
     block = "\n".join(line.text for line in lines[at:end])
     name = FIRST_OF_NODE if block.lstrip().startswith("Root Cause") else "torchrun"
     for match in REPORTED.finditer(block):
-        start = at + block.count("\n", 0, match.start())
-        raw = tuple(line.raw for line in lines[start : start + 7])
-        rank, local, code = int(match["rank"]), int(match["local"]), int(match["code"])
-        when = _time(match["time"])
-        yield Statement(Kind.RANK_END, name, match["text"], raw, start, rank, local, when, code)
+        raw, numbers = tuple(match[0].split("\n")), map(int, match.group("rank", "local"))
+        yield Statement("end", name, match["text"], raw, *numbers, _time(match["time"]), int(match["code"]))
 
 
-def _single(line: Line, lines: list[Line], used: set[int]) -> Statement | None:
-    """The statement that one line makes, with the lines that continue it; None for nearly all lines."""
-    if line.is_mild:
-        return None
-    text = line.text
-    made = Statement(Kind.RECORD, line.source, text, (line.raw,), line.number, line.rank, None, line.when)
-    if match := FAILED.match(text):
-        return replace(made, kind=Kind.RANK_END, local_rank=int(match[2]), code=int(match[1]))
-    if (match := SLURM.fullmatch(text)) and (match["name"] or UNNAMED.match(match["text"])):
-        at_time = re.search(r"\bAT (\S+)", match["text"])
-        when = _time(at_time[1]) if at_time else line.when
-        return replace(made, kind=Kind.SLURM, name=match["name"] or "", text=match["text"], when=when)
-    if match := DEATH.match(text):
-        said = next(group for group in match.groups() if group is not None)
-        return replace(made, kind=Kind.DEATH, name="", text=said)
-    if line.level:
-        return replace(made, text=_with_continuation(lines, line, used))
-    if match := BARE.fullmatch(text.strip()):
-        if text.startswith((" ", "\t")):
-            return None
-        message = _with_continuation(lines, line, used).removeprefix(match["name"]).removeprefix(": ")
-        return replace(made, kind=Kind.EXCEPTION, name=match["name"], text=message)
-    if re.match(r"(?:ERROR|Error|FATAL|Fatal)(?: error)?: [^\d\s]", text):
-        return replace(made, kind=Kind.TOOL, name="", text=text.partition(": ")[2])
-    if match := PROGRAM.fullmatch(text):
-        name, message = match["name"], match["text"]
-        tool = ERROR.match(message) or ends_in_errno(message) is not None
-        shell = SHELL.fullmatch(name) and any(words in message for words in SHELL_FAILURES)
-        # Our own scripts end with one sentence, which starts with their name.
-        if tool or shell or (OWN_SCRIPT.fullmatch(name) and message != "stopped"):
-            return replace(made, kind=Kind.TOOL, name=name, text=message)
-    return None
-
-
-def _with_continuation(lines: list[Line], first: Line, used: set[int]) -> str:
-    """The text of a record with the lines below that have no header of their own and the same rank."""
-    message = [first.text]
-    for line in lines[first.number + 1 : first.number + CONTINUED]:
-        if line.rank != first.rank or line.level or not _continues(line, first):
-            break
-        if PROGRAM.fullmatch(line.text) and ends_in_errno(line.text):
-            break
-        used.add(line.number)
-        message.append(line.text)
-    return _one_line(message)
+def _single(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
+    """The statement that one line makes, with the lines that continue it; none for nearly all lines."""
+    line = lines[at]
+    forms = ENDS + (RECORDS if line.level else MESSAGES)
+    kind, match = next(
+        ((kind, match) for kind, form in forms if (match := re.fullmatch(form, line.text))), ("", None)
+    )
+    if match is None:
+        return
+    found = {"name": line.source if line.level else "", **match.groupdict(default="")}
+    text, when = found.get("text", ""), line.when
+    if kind in ("record", "exception"):
+        below = itertools.takewhile(lambda each: each.rank == line.rank, lines[at + 1 :])
+        text, _ = _message(text, below, used)
+    elif kind == "slurm" and (moment := re.search(r"\bAT (\S+)", text)):
+        when = _time(moment[1])
+    local, code = (int(found[each]) if each in found else None for each in ("local", "code"))
+    yield Statement(kind, found["name"], text, (line.raw,), line.rank, local, when, code)
 
 
 def ends_in_errno(text: str) -> int | None:
     """The errno whose text ends a message; None if none does."""
-    tail = re.sub(r"[\s.)'\"’]+$", "", re.sub(r"\s*\(\d+\)$", "", text))
-    return next((number for words, number in STRERRORS.items() if tail.endswith(words)), None)
+    match = re.fullmatch(ENDS_IN_ERRNO, text)
+    return STRERRORS[match[1]] if match else None
 
 
 def _time(text: str) -> datetime | None:
@@ -306,7 +266,3 @@ def _time(text: str) -> datetime | None:
         return datetime.fromisoformat(text).replace(tzinfo=None)
     except ValueError:
         return None
-
-
-def _one_line(parts: list[str]) -> str:
-    return " ".join(" ".join(parts).split())
