@@ -80,7 +80,7 @@ def row(what: str, paths: list[Path], count: Callable[[bytes], int]) -> None:
 
 def write(folder: Path, config: BenchmarkConfig) -> None:
     nodes = config.ranks // RANKS_A_NODE
-    line = written_logs.gpu_line(records.Gpu(0, "NVIDIA A10", 60, 97, 20000, 22731, ("root(19000M)",)))
+    line = written_logs.gpu_line(records.Gpu(0, "NVIDIA A10", 60, 97, 20000, 22731))
     second = "".join(f"[{gpu}]{line[3:]}\n" for gpu in range(RANKS_A_NODE))
     blocks = [_lists(start) for start in range(0, config.iterations, LOG_INTERVAL)]
     for node in range(nodes):

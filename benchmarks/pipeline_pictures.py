@@ -19,6 +19,8 @@ sys.path.insert(0, str(ROOT))
 
 from chakra_et import cli
 from chakra_et.report.schedule import Picture
+from fasop.errors import PlanError
+from fasop.plans.plan import pick_plan
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import picture
@@ -37,13 +39,13 @@ class Config:
 
 def main() -> int:
     config = cli.parse(Config, description=__doc__.splitlines()[0])
-    return cli.run(lambda: make(config), RunError)
+    return cli.run(lambda: make(config), (RunError, PlanError))
 
 
 def make(config: Config) -> None:
-    plan = picture.read_plan(config.plan)
+    plan = pick_plan(str(config.plan), 1)
     planned = picture.predicted_events(plan)
-    found, _ = picture.read_events(runs.find((config.job,), conf.log_dir()), (), "all")
+    found, _ = picture.read_events(runs.find((config.job,), conf.log_dir()), "all")
     measured = typical([event for event in found if event.lane in (COMPUTE, COMMUNICATION)])
     layers = "-".join(map(str, plan.layers))
     longest = max(length(planned), length(measured))

@@ -31,6 +31,7 @@ from chakra_et import __version__
 from chakra_et.text import printable
 
 Config = TypeVar("Config")
+Refusal = type[Exception] | tuple[type[Exception], ...]
 # The program and command that ``dispatch`` runs, for usage lines.
 _running: str | None = None
 _describing = False
@@ -149,7 +150,7 @@ def dispatch(
     program: str,
     commands: Mapping[str, tuple[str, str]],
     argv: Sequence[str] | None,
-    refusal: type[Exception],
+    refusal: Refusal,
 ) -> int:
     """Run ``program COMMAND …`` and return its exit status, 2 for unusable arguments or input.
 
@@ -176,7 +177,7 @@ def dispatch(
         _running = None
 
 
-def run(work: Callable[[], int | None], refusal: type[Exception], interrupted: str = "interrupted.") -> int:
+def run(work: Callable[[], int | None], refusal: Refusal, interrupted: str = "interrupted.") -> int:
     """Run a command and return its exit status; bad input prints one sentence and no traceback.
 
     A ``refusal`` raised by ``work`` carries that sentence, an ``OSError`` names its file; both return 2.

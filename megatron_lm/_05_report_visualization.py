@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw what every rank of a run did when; see megatron_lm/results/picture.py.
 
-python megatron_lm/_05_report_visualization.py JOBID [--node n1 n2] [--iterations 9-10] [--plan PLAN.json]
+python megatron_lm/_05_report_visualization.py JOBID [--iterations 9-10] [--plan PLAN.json]
 """
 
 import runpy

@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chakra_et import cli
+from fasop.errors import PlanError
 from megatron_lm.errors import RunError
 
 # Command → (module with ``main(argv) -> status``, one line of help).
@@ -24,7 +25,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
-        return cli.dispatch("python megatron_lm", COMMANDS, argv, RunError)
+        return cli.dispatch("python megatron_lm", COMMANDS, argv, (RunError, PlanError))
     except ModuleNotFoundError as error:
         print(
             f"error: {error.name} is not installed for {sys.executable}: make the environment with "

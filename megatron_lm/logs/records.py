@@ -27,7 +27,7 @@ MEMORY = re.compile(
     r"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \| allocated: (\S+) \| max allocated: (\S+) "
     r"\| reserved: (\S+) \| max reserved: (\S+)\s*"
 )
-GPU = re.compile(r"\[(\d+)\] (.*?) *\| *(-?\d+|\?)'C, *(\d+|\?) % \| *(\d+|\?) / *(\d+|\?) MB \|(.*)")
+GPU = re.compile(r"\[(\d+)\] (.*?) *\| *(-?\d+|\?)'C, *(\d+|\?) % \| *(\d+|\?) / *(\d+|\?) MB \|.*")
 # Above a rank's time; a list of start or end times.
 TIMER_LINE = re.compile(
     rb"^(?: +rank +(\d+): *\S+| *([A-Za-z][\w-]*) (start|end) time lst:(.*))$", re.MULTILINE
@@ -36,21 +36,18 @@ TIMER_LINE = re.compile(
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration line. seconds: mean time per iteration since the previous line. loss and grad_norm are
-    None where the line has none, as after a skipped step.
+    """What is shown of an iteration line. seconds: mean time per iteration since the previous line. loss and
+    grad_norm are None where the line has none, as after a skipped step.
     """
 
     number: int
     total: int
-    consumed_samples: int
     seconds: float
     learning_rate: float
     global_batch_size: int
     loss: float | None
-    loss_scale: float
     grad_norm: float | None
     skipped: int
-    nan: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class Memory:
 @dataclass(frozen=True)
 class Gpu:
     """One GPU line of ``slurm/node.sh``, in gpustat's format. Memory in MB; None where the driver gives no
-    value. processes: each as ``user(MB)``.
+    value.
     """
 
     index: int
@@ -77,7 +74,6 @@ class Gpu:
     percent: int | None
     used: int | None
     total: int | None
-    processes: tuple[str, ...]
 
 
 class Lists(NamedTuple):
@@ -167,24 +163,20 @@ def parse_iteration(line: str) -> Iteration | None:
     match = ITERATION.fullmatch(line)
     if not match:
         return None
-    parts = (part.rpartition(":") for part in match[3].split("|"))
-    fields = {name.strip(): value for name, _, value in parts}
-    loss, norm = fields.get("lm loss"), fields.get("grad norm")
+    parts = (part.rpartition(":") for part in match[3].split("|") if part.strip())
     try:
+        fields = {name.strip(): float(value) for name, _, value in parts}
         return Iteration(
             int(match[1]),
             int(match[2]),
-            int(fields["consumed samples"]),
-            float(fields["elapsed time per iteration (ms)"]) / 1000,
-            float(fields["learning rate"]),
+            fields["elapsed time per iteration (ms)"] / 1000,
+            fields["learning rate"],
             int(fields["global batch size"]),
-            None if loss is None else float(loss),
-            float(fields["loss scale"]),
-            None if norm is None else float(norm),
+            fields.get("lm loss"),
+            fields.get("grad norm"),
             int(fields["number of skipped iterations"]),
-            int(fields["number of nan iterations"]),
         )
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         return None  # two ranks' lines interleaved
 
 
@@ -192,9 +184,8 @@ def parse_gpu(line: str) -> Gpu | None:
     match = GPU.fullmatch(line)
     if not match:
         return None
-    index, name, *numbers, processes = match.groups()
-    celsius, percent, used, total = (None if number == "?" else int(number) for number in numbers)
-    return Gpu(int(index), name, celsius, percent, used, total, tuple(processes.split()))
+    index, name, *numbers = match.groups()
+    return Gpu(int(index), name, *(None if number == "?" else int(number) for number in numbers))
 
 
 def gpu_samples(data: bytes, count: int | None = None) -> dict[int, list[Gpu]]:

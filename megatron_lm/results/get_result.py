@@ -7,6 +7,7 @@ Either of a heterogeneous run's two job ids shows the whole run.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,8 +41,8 @@ class ResultConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.job_ids) <= 2:
-            raise ValueError(f"give one or two job ids, not {len(self.job_ids)}")
+        if not self.job_ids:
+            raise ValueError("give a job id")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,16 +71,14 @@ def watch(ids: tuple[str, ...]) -> int:
 @contextmanager
 def _screen() -> Iterator[Callable[[View], None]]:
     """A function that shows a run in place of what it showed before; as lines without rich or a terminal."""
-    try:
-        from rich.console import Group
-        from rich.live import Live
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        Live = None  # type: ignore[assignment,misc]
-    if Live is None or not sys.stdout.isatty():
+    if not (importlib.util.find_spec("rich") and sys.stdout.isatty()):
         yield lambda seen: print("\n".join(text for _, text in lines(seen)), flush=True)
         return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
     with Live(auto_refresh=False) as live:
 
         def show(seen: View) -> None:

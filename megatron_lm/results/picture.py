@@ -1,6 +1,6 @@
 """Draws what every rank did when, as one self-contained HTML page.
 
-    python megatron_lm/_05_report_visualization.py JOBID [--node n1 n2] [--iterations 9-10] [--plan PLAN.json]
+    python megatron_lm/_05_report_visualization.py JOBID [--iterations 9-10] [--plan PLAN.json]
 
 x: time; y: ranks, with three rows each: compute (forward blue, backward red, optimizer navy), its sub-steps,
 communication (green). A bold line marks the end of each pipeline stage's data-parallel group. The timeline is
@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chakra_et import cli
+from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.report.schedule import Kind, Mark, Picture, PictureLane, Span, schedule_page
+from fasop.plans.plan import Plan, pick_plan
+from fasop.schedule.events import of_plan
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.runs import Run
-from megatron_lm.results import report
 from megatron_lm.settings import conf
-
-if TYPE_CHECKING:
-    from fasop.plans.plan import Plan
 
 COMPUTE, SUB_STEP, COMMUNICATION = range(3)  # lanes of a rank, top to bottom
 WHOLE = "forward-backward"
@@ -41,7 +39,7 @@ COLLECTIVE = re.compile(r".*(?:all-reduce|reduce-scatter|all-gather)")
 MESSAGES = re.compile(
     rf"(?:{MESSAGE.pattern}|forward-backward-send-forward-backward-recv)(?:-{MESSAGE.pattern})*"
 )
-BY_MICRO_BATCH = ("forward-compute", "backward-compute", "post-process", "loss-compute", "batch-generator")
+BY_MICRO_BATCH = (*WORK, "post-process", "loss-compute", "batch-generator")
 MOST_EVENTS = 200_000  # that a browser can hold
 KINDS = {
     "forward": Kind("forward", "#1f77ff"),
@@ -100,7 +98,6 @@ class PictureConfig:
     job_ids: tuple[str, ...] = field(
         metadata={"positional": True, "help": "job id, or both ids of a heterogeneous run"}
     )
-    node: tuple[str, ...] = field(default=(), metadata={"help": "only these nodes (default: all)"})
     iterations: str = field(default="last", metadata={"help": "which iterations: 3, 3-5, all or last"})
     plan: Path | None = field(
         default=None, metadata={"help": "plan of 'python -m fasop' to draw below the run"}
@@ -108,8 +105,8 @@ class PictureConfig:
     output: Path = field(default=Path("out.html"), metadata={"help": "HTML page to write"})
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.job_ids) <= 2:
-            raise ValueError(f"give one or two job ids, not {len(self.job_ids)}")
+        if not self.job_ids:
+            raise ValueError("give a job id")
         if not re.fullmatch(r"all|last|[1-9]\d*(-[1-9]\d*)?", self.iterations):
             raise ValueError(
                 f"--iterations {self.iterations}: give a number, a range such as 3-5, last or all"
@@ -121,11 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         PictureConfig, argv, prog="_05_report_visualization.py", description=(__doc__ or "").splitlines()[0]
     )
     run = runs.find(config.job_ids, conf.log_dir())
-    found, settings = read_events(run, config.node, config.iterations)
-    predicted = []
-    if config.plan is not None:
-        predicted = predicted_events(read_plan(config.plan))
-    report.write(config.output, draw(run, found, settings, predicted))
+    found, settings = read_events(run, config.iterations)
+    predicted = predicted_events(pick_plan(str(config.plan), 1)) if config.plan is not None else []
+    files.write_text(config.output, draw(run, found, settings, predicted))
     print(f"{config.output}: {len(found)} events of {len({event.rank for event in found})} ranks")
     return 0
 
@@ -200,17 +195,12 @@ def _kind(event: Event) -> str:
     return "collective" if COLLECTIVE.fullmatch(event.task) else "p2p"
 
 
-def read_events(run: Run, only: tuple[str, ...], wanted: str) -> tuple[list[Event], dict[str, str]]:
-    """Events in the wanted iterations, of all nodes or of ``only`` these, and the run's settings.
-
-    Raises ``RunError`` if there are none.
+def read_events(run: Run, wanted: str) -> tuple[list[Event], dict[str, str]]:
+    """Events in the wanted iterations, as --iterations has them, and the run's settings. Raises ``RunError``
+    if there are none.
     """
-    names = [node.name for node in run.nodes]
-    unknown = [name for name in only if name not in names]
-    if unknown:
-        raise RunError(f"this run has no node {' '.join(unknown)}: its nodes are {' '.join(names)}.")
-    outputs = [(node, node.read("out")) for node in run.nodes]
-    timers = [(node, records.timers(data)) for node, data in outputs if not only or node.name in only]
+    outputs = [(node.name, node.read("out")) for node in run.nodes]
+    timers = [(node, records.timers(data)) for node, data in outputs]
     wholes = (lists for _, of_node in timers for (_, name), lists in of_node.items() if name == WHOLE)
     count = max((len(lists.start) for lists in wholes), default=0)
     if not count:
@@ -222,11 +212,9 @@ def read_events(run: Run, only: tuple[str, ...], wanted: str) -> tuple[list[Even
     chosen = range(int(low), int(high or low) + 1)
     if not chosen or chosen[0] < first or chosen[-1] > last:
         raise RunError(f"--iterations {wanted}: the logs have times of iterations {first} to {last}.")
-    found = [event for node, of_node in timers for event in events(of_node, node.name, chosen, before)]
+    found = [event for node, of_node in timers for event in events(of_node, node, chosen, before)]
     if len(found) > MOST_EVENTS:
-        raise RunError(
-            f"{len(found)} events are too many for a browser: select fewer with --iterations or --node."
-        )
+        raise RunError(f"{len(found)} events are too many for a browser: select fewer with --iterations.")
     settings = next((of_node for _, data in outputs if (of_node := records.settings(data))), {})
     return found, settings
 
@@ -248,24 +236,22 @@ def events(timers: records.Timers, node: str, wanted: range, before: int) -> lis
     for (rank, name), lists in timers.items():
         if name == WHOLE or rank not in windows:
             continue
-        numbers = before + np.searchsorted(windows[rank], lists.start, side="right")
         # Events before the first forward-backward belong to the first iteration.
-        numbers = np.maximum(numbers, before + 1)
+        numbers = before + np.maximum(np.searchsorted(windows[rank], lists.start, side="right"), 1)
         task, lane = COMPUTE_TASKS.get(name, name), lane_of(name)
-        for number in wanted:
-            for k, i in enumerate(np.flatnonzero(numbers == number)):
-                micro_batch = k if name in BY_MICRO_BATCH else None
-                start, end = float(lists.start[i]), float(lists.end[i])
-                found.append(Event(rank, node, task, lane, number, micro_batch, start, end))
+        for at in np.flatnonzero((numbers >= wanted[0]) & (numbers <= wanted[-1])):
+            start, end = float(lists.start[at]), float(lists.end[at])
+            found.append(Event(rank, node, task, lane, int(numbers[at]), None, start, end))
     found.sort(key=lambda event: (event.rank, event.start))
-    # The k-th message of a rank in one direction belongs to micro-batch k. A combined message takes the
-    # number of the first part of its name.
-    counts: dict[tuple[int, int, str], int] = {}
+    # The k-th event of a kind belongs to micro-batch k. A combined message counts for each part of its name,
+    # and takes the number of the first.
+    counts: Counter[tuple[int, int, str]] = Counter()
     for at, event in enumerate(found):
-        for part in reversed(MESSAGE.findall(event.task) if event.lane == COMMUNICATION else []):
-            key = (event.rank, event.iteration, part)
-            found[at] = replace(event, micro_batch=counts.get(key, 0))
-            counts[key] = counts.get(key, 0) + 1
+        kinds = [event.task] if event.task in BY_MICRO_BATCH else MESSAGE.findall(event.task)
+        for kind in reversed(kinds):
+            key = (event.rank, event.iteration, kind)
+            found[at] = replace(event, micro_batch=counts[key])
+            counts[key] += 1
     return found
 
 
@@ -300,23 +286,10 @@ def _covered(intervals: list[tuple[float, float]], first: float, last: float) ->
     return total
 
 
-def read_plan(path: Path) -> Plan:
-    """The first plan in a file of ``python -m fasop plan --json``. Raises ``RunError``."""
-    from fasop.errors import PlanError  # only plans need fasop
-    from fasop.plans.plan import pick_plan
-
-    try:
-        return pick_plan(str(path), 1)
-    except PlanError as error:
-        raise RunError(str(error)) from None
-
-
 def predicted_events(plan: Plan) -> list[Event]:
     """One iteration of every stage, starting at 0 s; stages take the place of ranks."""
-    from fasop.schedule import events
-
     found = []
-    for event in events.of_plan(plan):
+    for event in of_plan(plan):
         lane = COMPUTE if event.kind in ("forward", "backward") else COMMUNICATION
         task = PLANNED.get(event.kind) or ("forward-send" if event.up else "backward-send")
         micro_batch = event.micro_batch if event.micro_batch >= 0 else None

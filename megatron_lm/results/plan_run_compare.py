@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.text import table
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Plan, pick_plan
 from fasop.profiling.measure import fit_units
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
-from megatron_lm.results import picture, report
+from megatron_lm.results import picture
 from megatron_lm.results.picture import WORK, Bubble
 from megatron_lm.settings import MODELS, conf
 
@@ -103,7 +103,7 @@ def compare(config: CompareConfig) -> str:
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
     outside = statistics.median(each.outside for each in measured)
     tables = [comparison(plan, result, outside), explained(plan, result, outside)]
-    report.write(folder / "compare.html", drawn(result.job, plan, tables))
+    files.write_text(folder / "compare.html", drawn(result.job, plan, tables))
     lines = [heading]
     for each in tables:
         lines += ["", each.title, *table([each.header, *each.rows])]
@@ -140,7 +140,7 @@ def best_plan(config: CompareConfig, folder: Path, entry: dict[str, Any], messag
     words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
     words += f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1 --top 1 --json".split()
     files.write_text(folder / PLAN, _fasop("plan", *words))
-    return picture.read_plan(folder / PLAN)
+    return pick_plan(str(folder / PLAN), 1)
 
 
 def _fasop(*words: str) -> str:
@@ -176,7 +176,7 @@ def read_run(job: str, stages: int) -> Measured:
     """Medians over all iterations but the first, of a run with one rank per stage. Raises ``RunError``."""
     found = runs.find((job,), conf.log_dir())
     iterations = records.all_iterations(node.read("out") for node in found.nodes)
-    events, _ = picture.read_events(found, (), "all")
+    events, _ = picture.read_events(found, "all")
     events = [event for event in events if event.iteration > 1]
     if not iterations or not events:
         raise RunError(f"job {job}: its logs have no times of any iteration after the first.")
@@ -267,5 +267,5 @@ def comparison(plan: Plan, result: Measured, outside: float) -> TextTable:
 
 def drawn(job: str, plan: Plan, tables: Sequence[TextTable]) -> str:
     found = runs.find((job,), conf.log_dir())
-    events, settings = picture.read_events(found, (), "last")
+    events, settings = picture.read_events(found, "last")
     return picture.draw(found, events, settings, picture.predicted_events(plan), tables)

@@ -52,7 +52,7 @@ def _wrong(
             yield with_nodes(run, sentence)
         for node in run.nodes:
             last = last_gpus(node.read("gpu"))
-            if last and not any(gpu.processes or (gpu.used or 0) > IDLE_MB for gpu in last):
+            if last and not any((gpu.used or 0) > IDLE_MB for gpu in last):
                 yield f"no process uses the GPUs of {node.name}"
     if failure is not None:
         yield str(failure)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from chakra_et import cli, files
 from chakra_et.report.page import figures_page
-from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import view
 from megatron_lm.results.view import View
@@ -50,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_summary(views: Sequence[View]) -> Path:
-    """Write summary.html, of several runs comparison.html, in the folder of the first job. Raises
-    ``RunError``.
-    """
+    """Write summary.html, of several runs comparison.html, in the folder of the first job."""
     run = views[0].run
     path = run.log_dir / run.jobs[0] / ("comparison.html" if views[1:] else "summary.html")
     states = (f"{each.name}: {', '.join(map(str, each.states.values()))}" for each in views)
@@ -60,13 +57,5 @@ def write_summary(views: Sequence[View]) -> Path:
     wrong = [f"{each.name}: {text}" if views[1:] else text for each in views for text in each.found]
     if not any(samples for each in views for samples in each.use.values()):
         wrong.append("no GPU was recorded on any node")
-    write(path, figures_page(heading, wrong, view.charts(views), view.tables(views)))
+    files.write_text(path, figures_page(heading, wrong, view.charts(views), view.tables(views)))
     return path
-
-
-def write(path: Path, text: str) -> None:
-    """Write the whole file or nothing. Raises ``RunError``."""
-    try:
-        files.write_text(path, text)
-    except OSError as error:
-        raise RunError(f"{path} can't be written: {error.strerror or error}.") from None

@@ -24,7 +24,7 @@ from megatron_lm.logs import records, runs
 from megatron_lm.logs.records import Gpu, Iteration
 from megatron_lm.logs.runs import Node, Run
 from megatron_lm.results import problems
-from megatron_lm.settings import MODELS, PREFIX, Size
+from megatron_lm.settings import PREFIX, Size
 from megatron_lm.settings.conf import read_settings
 from megatron_lm.settings.values import SIZE_SETTINGS
 
@@ -104,17 +104,16 @@ def figures(
         ("median iteration" + (" without the first" if found[1:] else ""), f"{seconds:.4f} s"),
         ("throughput", f"{batch / seconds:.2f} samples/s"),
     ]
-    size, ranks = None, settings.get("WORLD_SIZE", "")
-    if settings.get("MODEL") in MODELS:
-        named = {PREFIX + name: settings[name] for name in ("MODEL", *SIZE_SETTINGS) if name in settings}
-        with contextlib.suppress(SettingsError):
-            size = read_settings(named).size
-    if size is not None and ranks.isdigit():
+    with contextlib.suppress(SettingsError, KeyError, ValueError):  # of a run of another version
+        named = ("MODEL", *(settings.keys() & SIZE_SETTINGS))
+        size, ranks = (
+            read_settings({PREFIX + name: settings[name] for name in named}).size,
+            settings["WORLD_SIZE"],
+        )
         total = operations(size, batch) / seconds
         rows.append(("operations", f"{total / 1e12:.4g} TFLOP/s, {total / 1e12 / int(ranks):.4g} per rank"))
         if known := gpu_table.by_driver(gpu_name):
-            number = "float" if settings.get("PRECISION") == "fp32" else "half"
-            peak = gpu_table.gpu(known).peak(number)
+            peak = gpu_table.gpu(known).peak("float" if settings.get("PRECISION") == "fp32" else "half")
             rows.append(
                 ("MFU", f"{100 * total / int(ranks) / peak:.1f}% of {known}'s {peak / 1e12:.4g} TFLOP/s")
             )
@@ -154,8 +153,8 @@ def charts(views: Sequence[View]) -> list[str]:
     for view in views:
         of = f" of {view.name}" if views[1:] else ""
         sizes = {
-            "max allocated": {str(rank): line.max_allocated for rank, line in view.memory.items()},
-            "max reserved": {str(rank): line.max_reserved for rank, line in view.memory.items()},
+            f"max {kind}": {str(rank): getattr(line, f"max_{kind}") for rank, line in view.memory.items()}
+            for kind in ("allocated", "reserved")
         }
         drawn.append(bar_chart(f"Memory by rank{of}", "rank", "MB", sizes))
         percents: dict[str, list[tuple[float, float | None]]] = {}

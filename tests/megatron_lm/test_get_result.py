@@ -21,8 +21,8 @@ from tests.megatron_lm.conftest import Script
 from tests.megatron_lm.written_logs import simple_iteration, write_node
 
 SETTINGS = "NODE_RANK: {rank}\nMODEL: small\nWORLD_SIZE: 8\nGLOBAL_BATCH_SIZE: 64\nPROFILE: false\nstart\n"
-BUSY = records.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731, ("root(19000M)",))
-IDLE = records.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731, ())
+BUSY = records.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731)
+IDLE = records.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731)
 
 
 @pytest.fixture

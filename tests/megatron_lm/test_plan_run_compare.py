@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from chakra_et.report.page import unpack
+from fasop.plans.plan import pick_plan
 from megatron_lm.__main__ import main as command
 from megatron_lm.errors import RunError
 from megatron_lm.results import picture, plan_run_compare
@@ -73,7 +74,7 @@ def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
     plan = json.loads((planned / "plan.json").read_text())["plans"][0]
     # The shortest message, as a latency.
     assert plan["p2p"] == pytest.approx([1e-4])
-    events = picture.predicted_events(picture.read_plan(planned / "plan.json"))
+    events = picture.predicted_events(pick_plan(str(planned / "plan.json"), 1))
     forward = [e for e in events if e.rank == 1 and e.task == "forward"]
     assert forward[0].start == pytest.approx(E + 3 * T + 1e-4)
     ends = max(e.end for e in events if e.task == "backward")
@@ -84,7 +85,7 @@ def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
 
 def test_a_difference_is_explained_by_parts_that_add_up_to_it(planned: Path) -> None:
     """Both stages take half as long again as planned, and 7 ms instead of 4 are beside the pipeline."""
-    plan = picture.read_plan(planned / "plan.json")
+    plan = pick_plan(str(planned / "plan.json"), 1)
     ours = picture.bubbles(picture.predicted_events(plan))
     stages = [
         dataclasses.replace(each, compute=1.5 * each.compute, seconds=1.5 * each.seconds) for each in ours

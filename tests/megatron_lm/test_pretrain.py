@@ -119,10 +119,8 @@ def test_another_partition_goes_on_with_the_same_losses(alone: Done, four_ranks:
 
 def test_iteration_lines(alone: Done) -> None:
     found = records.iterations(alone.stdout.encode())
-    assert [(line.number, line.total, line.consumed_samples) for line in found] == [
-        (1, 5, 8), (2, 5, 16), (3, 5, 24), (4, 5, 32), (5, 5, 40),
-    ]  # fmt: skip
-    assert all(line.global_batch_size == 8 and line.loss_scale == 1 and line.seconds > 0 for line in found)
+    assert [(line.number, line.total) for line in found] == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+    assert all(line.global_batch_size == 8 and line.seconds > 0 for line in found)
     assert found[0].learning_rate == pytest.approx(1e-2)
     form = (
         r" iteration +1/ +5 \| consumed samples: +8 \| elapsed time per iteration \(ms\): [\d.]+ \| "

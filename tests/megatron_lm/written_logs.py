@@ -26,17 +26,17 @@ def iteration_line(it: records.Iteration) -> str:
     loss = "" if it.loss is None else f" lm loss: {it.loss:.6E} |"
     norm = "" if it.grad_norm is None else f" grad norm: {it.grad_norm:.3f} |"
     return (
-        f" iteration {it.number:8d}/{it.total:8d} | consumed samples: {it.consumed_samples:12d} | "
+        f" iteration {it.number:8d}/{it.total:8d} | consumed samples:            0 | "
         f"elapsed time per iteration (ms): {it.seconds * 1000:.1f} | learning rate: {it.learning_rate:.3E} | "
-        f"global batch size: {it.global_batch_size:5d} |{loss} loss scale: {it.loss_scale:.1f} |{norm} "
-        f"number of skipped iterations: {it.skipped:3d} | number of nan iterations: {it.nan:3d} |\n"
+        f"global batch size: {it.global_batch_size:5d} |{loss} loss scale: 1.0 |{norm} "
+        f"number of skipped iterations: {it.skipped:3d} | number of nan iterations:   0 |\n"
     )
 
 
 def simple_iteration(
     number: int, seconds: float = 1.5, total: int = 50, batch: int = 64
 ) -> records.Iteration:
-    return records.Iteration(number, total, number * batch, seconds, 1e-4, batch, 10.0, 1.0, 2.0, 0, 0)
+    return records.Iteration(number, total, seconds, 1e-4, batch, 10.0, 2.0, 0)
 
 
 def memory_line(m: records.Memory) -> str:
@@ -120,6 +120,5 @@ def gpu_line(gpu: records.Gpu) -> str:
     celsius, percent, used, total = (
         "?" if number is None else str(number) for number in (gpu.celsius, gpu.percent, gpu.used, gpu.total)
     )
-    processes = "".join(f" {process}" for process in gpu.processes)
     use = f"{celsius:>2}'C, {percent:>3} % | {used:>5} / {total:>5} MB"
-    return f"[{gpu.index}] {gpu.name:<16} | {use} |{processes}"
+    return f"[{gpu.index}] {gpu.name:<16} | {use} |"
