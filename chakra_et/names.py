@@ -90,10 +90,6 @@ class RunFiles:
         return self.folder / f"{self.name}.et"
 
     @property
-    def stacks_file(self) -> Path:
-        return self.folder / f"{self.name}_stacks.txt"
-
-    @property
     def manifest_file(self) -> Path:
         return self.folder / f"{self.name}_manifest.json"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _PUNCTUATION = " ._-+=@,()"
-# Leaves room for _rankN, the kind and .json.gz.partial within the 255 bytes of a file name.
+# Leaves room for _rankN, the side and .json.gz within the 255 bytes of a file name.
 _MAX_BYTES = 180
 LEAST_STEPS = {"trace_wait_steps": 0, "trace_warmup_steps": 0, "trace_active_steps": 1}
 

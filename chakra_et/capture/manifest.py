@@ -15,7 +15,7 @@ Layout (``manifest_version`` 1; file names are relative to the manifest's folder
     missing_ranks  [rank]: ranks that did not report
     ranks          [{rank, host, pid, device, complete, reason, files, steps, unfinished_step, structure_step,
                      step_times_us {step: µs}, untraced_step_times_us {step: µs}, check}]
-      files        {host|device|stacks: {name, size (bytes), sha256}}; empty if nothing was written
+      files        {host|device: {name, size (bytes), sha256}}; empty if nothing was written
       steps        numbers of the traced steps that ran to their end
       unfinished_step  number of a step that is in the traces but was cut short, or null
       structure_step   number of the step that the host trace covers; its times hold the observer's cost

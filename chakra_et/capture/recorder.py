@@ -56,7 +56,7 @@ class CaptureError(RuntimeError):
 
 
 class Recorder:
-    """Records ``active_steps`` after ``wait_steps`` + ``warmup_steps``; ``host_trace`` is the file to write.
+    """Records ``active_steps`` after ``wait_steps`` + ``warmup_steps``.
 
     ``structure``: the step in which the observer runs: the last of the warm-up or, without one, the first
     active step. ``steps``: duration of each step so far by the host's clock, and the CPU time of the process
@@ -65,8 +65,8 @@ class Recorder:
     process; the recording is then lost, and ``abandon`` cleans up.
     """
 
-    def __init__(self, host_trace: Path, wait_steps: int, warmup_steps: int, active_steps: int, memory: bool):
-        self.host_trace, self.memory = host_trace, memory
+    def __init__(self, wait_steps: int, warmup_steps: int, active_steps: int, memory: bool):
+        self.memory = memory
         self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
         self.structure = self.first - 1 if warmup_steps else self.first
         self.steps: list[tuple[float, float]] = []
@@ -80,11 +80,11 @@ class Recorder:
         self._taken = False
         self._unhook: Callable[[], None] = lambda: None
 
-    def start(self) -> None:
-        """Begin with step 0."""
+    def start(self, host_trace: Path) -> None:
+        """Begin with step 0; the observer writes ``host_trace``."""
         if _profiler_enabled() or _is_other_prepared():
             raise CaptureError(_RUNNING)
-        self._observer = self._register()
+        self._observer = _register(host_trace)
         self._plain_us = pass_us()
         self._profiler = self._make_profiler()
         self._unhook = self._watch_sessions()
@@ -162,20 +162,6 @@ class Recorder:
         }
         self._profiler.add_metadata_json("chakra_et", json.dumps(facts))
 
-    def _register(self) -> ExecutionTraceObserver:
-        """A registered observer. Raises CaptureError if there is one already: a process can have one only.
-
-        PyTorch does not report that; but only the first one opens its file, and only it may be unregistered.
-        """
-        self.host_trace.unlink(missing_ok=True)
-        observer = _Observer()
-        observer.register_callback(str(self.host_trace))
-        if not self.host_trace.exists():
-            _foreign.append(observer)
-            raise CaptureError("another ExecutionTraceObserver is registered in this process")
-        _registered.add(observer)
-        return observer
-
     def _require_session(self) -> None:
         if self._taken:
             raise CaptureError("another profiler was started in this process and ended the recording")
@@ -226,6 +212,20 @@ class Recorder:
             execution_trace_observer=self._observer,
             experimental_config=experimental_config(wanted),
         )
+
+
+def _register(host_trace: Path) -> ExecutionTraceObserver:
+    """A registered observer. Raises CaptureError if there is one already: a process can have one only.
+
+    PyTorch does not report that; but only the first one opens its file, and only it may be unregistered.
+    """
+    observer = _Observer()
+    observer.register_callback(str(host_trace))
+    if not host_trace.exists():
+        _foreign.append(observer)
+        raise CaptureError("another ExecutionTraceObserver is registered in this process")
+    _registered.add(observer)
+    return observer
 
 
 def experimental_config(wanted: dict[str, bool]) -> Any:

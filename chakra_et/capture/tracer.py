@@ -8,8 +8,8 @@
             tracer.step()
 
 Every rank writes its own pair: NAME_host.json and NAME_device.json on rank 0, NAME_rank1_host.json … on the
-others; rank 0 adds NAME_stacks.txt and NAME_manifest.json. All files are in place when the last active step
-ends; later steps run untouched.
+others; rank 0 adds NAME_manifest.json. All files are in place when the last active step ends; later steps run
+untouched.
 
 A failure of the tracer never ends the training: it is one warning per rank, and the run goes on without a
 trace. ``strict=True`` raises instead.
@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from chakra_et.capture import gloo
 from chakra_et.capture import manifest as trace_manifest
-from chakra_et.capture.check import PairReport, check_pair, format_stacks, inspect_pair
+from chakra_et.capture.check import PairReport, check_pair, inspect_pair
 from chakra_et.capture.config import TraceConfig, check_trace_name
 from chakra_et.capture.files import TraceFiles
 from chakra_et.capture.manifest import Mailbox, summarise
@@ -117,12 +117,12 @@ class ChakraTracer:
         self._groups, self._backend = trace_manifest.process_groups(), trace_manifest.backend()
         self._groups_named = contextlib.ExitStack()
         self._group_threads: dict[str, list[int]] = {}
-        self._recorder = Recorder(self.files.partial("host"), **self.schedule, memory=self.memory)
+        self._recorder = Recorder(**self.schedule, memory=self.memory)
         with self._guarded():
             self.files.prepare()
             if len(self._groups) > 1 and self._backend != "nccl":
                 self._groups_named.enter_context(gloo.named_groups())
-            self._recorder.start()
+            self._recorder.start(self.files.unfinished("host"))
         atexit.unregister(gloo.wait_until_idle)  # once per process, however many traces it makes
         atexit.register(gloo.wait_until_idle)
         # PyTorch crashes if it still records while the interpreter shuts down.
@@ -170,7 +170,7 @@ class ChakraTracer:
                 self._finish(reason, held)
                 return
             self._stop()
-            self.files.remove_partials()
+            self.files.discard()
             if self.rank == 0:
                 no_trace = "no trace %s was written: %s, the first being step %d"
                 notify(logging.WARNING, no_trace, self.name, reason, self.first)
@@ -201,7 +201,7 @@ class ChakraTracer:
             else:
                 self._write_manifest({0: record})
 
-        for clean_up in (self._recorder.abandon, self.files.remove_partials, report):
+        for clean_up in (self._recorder.abandon, self.files.discard, report):
             # None of these may hide the failure itself, or end the training.
             with contextlib.suppress(Exception):
                 clean_up()
@@ -217,14 +217,14 @@ class ChakraTracer:
         report, entries, failure = PairReport(), {}, None
         self._stop()
         try:
-            report = self._write_partials()
+            report = self._export()
             entries = self.files.publish()
             self.written = True
         except Exception as error:
             failure = _explained(f"the traces can't be written to {self.folder}", error)
             reason = str(failure)
         finally:
-            self.files.remove_partials()
+            self.files.discard()
         record = self._record(reason, report, entries)
         if self.rank:
             self._mailbox.send(record)
@@ -248,10 +248,10 @@ class ChakraTracer:
         self._groups = trace_manifest.process_groups() or self._groups
         self._group_threads = trace_manifest.gloo_threads(self._groups, self.rank)
 
-    def _write_partials(self) -> PairReport:
-        self._recorder.export(self.files.partial("device"))
+    def _export(self) -> PairReport:
+        host, device = self.files.unfinished("host"), self.files.unfinished("device")
+        self._recorder.export(device)
         annotated = min(self.steps_done, self.end - 1) - self.first + 1
-        host, device = self.files.partial("host"), self.files.partial("device")
         report = inspect_pair(host, device, annotated)
         if report.truncated:
             # Neither writer reports a failed write.
@@ -261,9 +261,6 @@ class ChakraTracer:
                 f"({free:.0f} MB are free); make room or choose another folder"
             )
         if self.rank == 0:
-            structure = self._recorder.structure
-            stacks = format_stacks(device, without=structure if self.end - structure > 1 else None)
-            self.files.partial("stacks").write_text(stacks, encoding="utf-8")
             self.files.remove_foreign(self.world_size)
         return report
 
@@ -302,7 +299,7 @@ class ChakraTracer:
             schedule=self.schedule,
             backend=self._backend,
         )
-        trace_manifest.write_json(self.files.path("manifest"), manifest)
+        trace_manifest.write_json(self.files.run.manifest_file, manifest)
         return manifest
 
 

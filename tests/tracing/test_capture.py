@@ -34,7 +34,7 @@ def capture(request, tmp_path_factory):
 
 def test_files_are_those_and_no_others(capture):
     folder, _ = capture
-    kinds = ("device.json", "host.json", "manifest.json", "stacks.txt")
+    kinds = ("device.json", "host.json", "manifest.json")
     assert sorted(path.name for path in folder.iterdir()) == [f"{NAME}_{kind}" for kind in kinds]
 
 
@@ -76,7 +76,7 @@ def test_manifest_tells_what_was_captured(capture):
     (rank,) = manifest["ranks"]
     assert rank["check"]["linkable"] and rank["check"]["problems"] == []
     assert rank["steps"] == list(range(3, 3 + active)) and rank["unfinished_step"] is None
-    assert set(rank["files"]) == {"host", "device", "stacks"}
+    assert set(rank["files"]) == {"host", "device"}
     for entry in rank["files"].values():
         content = (folder / entry["name"]).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["size"], entry["sha256"])
@@ -95,19 +95,6 @@ def test_step_times_are_those_of_the_device_trace(capture):
     assert all(time > 0 for time in rank["untraced_step_times_us"].values())
 
 
-def test_stacks_are_a_table_that_grep_finds(capture):
-    folder, active = capture
-    text = (folder / f"{NAME}_stacks.txt").read_text()
-    header, *rows = [line for line in text.splitlines() if not line.startswith("#")]
-    names = ["self_cpu_time_total", "cpu_time_total", "self_cuda_time_total", "cuda_time_total", "count"]
-    assert header.split()[:5] == names
-    table = {row.split(None, 5)[5]: [float(cell) for cell in row.split(None, 5)[:5]] for row in rows}
-    self_times = [row[0] for row in table.values()]
-    assert self_times == sorted(self_times, reverse=True)
-    assert table["aten::relu < ProfilerStep*"][4] == active
-    assert table["ProfilerStep*"][1] == pytest.approx(sum(self_times), rel=0.01)
-
-
 def test_gzip_holds_the_same_pair(tmp_path):
     with ChakraTracer(tmp_path, "plain", 0, 1, 1, 0) as tracer:
         train(tracer, 2)
@@ -117,7 +104,7 @@ def test_gzip_holds_the_same_pair(tmp_path):
     assert host_ids(load(host)) == device_ids(load(device))
     assert check_pair(host, device, 1) == []
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {host.name, device.name, "plain_manifest.json", "plain_stacks.txt"}, "the plain pair went"
+    assert names == {host.name, device.name, "plain_manifest.json"}, "the plain pair went"
     assert host.read_bytes()[3] == 0 and host.read_bytes()[4:8] == bytes(4), "no name, no time: same bytes"
 
 

@@ -1,4 +1,4 @@
-"""check_pair names what keeps a pair from being linked; stacks and groups in forms that no CPU run has."""
+"""check_pair names what keeps a pair from being linked; groups in forms that no CPU run has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from trace_reading import load, train
 
-from chakra_et.capture.check import format_stacks, inspect_pair
+from chakra_et.capture.check import inspect_pair
 from chakra_et.capture.recorder import experimental_config
 from chakra_et.capture.tracer import ChakraTracer, check_pair
 
@@ -174,54 +174,6 @@ def test_file_that_is_not_one_whole_object(pair, tmp_path, which, damage):
     (problem,) = report.problems
     assert problem.startswith(f"the {('host', 'device')[which]} trace is not one complete JSON object")
     assert bool(report.truncated) == (damage in ("cut", "empty", "absent", "cut gzip"))
-
-
-def event(name, ts, dur, cat="cpu_op", tid=1, external_id=0):
-    args = {"External id": external_id} if external_id else {}
-    return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "tid": tid, "args": args}
-
-
-def table(tmp_path, *events, limit=100):
-    (tmp_path / "device.json").write_text(json.dumps({"traceEvents": list(events)}))
-    header, *lines = format_stacks(tmp_path / "device.json", limit).splitlines()
-    rows = [line.split(None, 5) for line in lines[2:]]
-    return header, [(row[5], *map(float, row[:5])) for row in rows]
-
-
-def test_stacks_count_kernels_for_the_operator_that_launched_them(tmp_path):
-    header, rows = table(
-        tmp_path,
-        event("ProfilerStep#3", 0, 10, "user_annotation"),
-        event("slow", 1, 4, external_id=1),
-        event("inner", 2, 1, external_id=2),
-        event("ProfilerStep#4", 10, 5, "user_annotation"),
-        event("slow", 11, 2, external_id=3),
-        event("ProfilerStep#4", 10, 900, "gpu_user_annotation", tid=7),
-        event("k1", 3, 30, "kernel", 7, 1),
-        event("copy", 40, 8, "gpu_memcpy", 7, 2),
-        event("k2", 50, 20, "kernel", 7, 3),
-        event("stray", 70, 99, "kernel", 7),
-        limit=2,
-    )
-    assert header == "# 2 of 3 operator stacks: 100.0% of self_cuda_time_total"
-    assert rows == [
-        ("slow < ProfilerStep*", 5.0, 6.0, 50.0, 58.0, 2.0),
-        ("inner < slow < ProfilerStep*", 1.0, 1.0, 8.0, 8.0, 1.0),
-    ]
-
-
-def test_stacks_keep_threads_apart_and_cut_overlaps(tmp_path):
-    _, rows = table(
-        tmp_path,
-        event("a", 0, 10),
-        event("late", 8, 5),  # ends after the operator that it began in
-        event("a", 2, 3, tid="worker"),
-    )
-    assert rows == [("a", 11.0, 13.0, 0.0, 0.0, 2.0), ("late < a", 2.0, 2.0, 0.0, 0.0, 1.0)]
-
-
-def test_stacks_of_nothing(tmp_path):
-    assert table(tmp_path) == ("# 0 of 0 operator stacks: 0.0% of self_cpu_time_total", [])
 
 
 def test_options_that_the_build_lacks_are_left_out():

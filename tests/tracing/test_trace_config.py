@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chakra_et.capture.files import TraceFiles
 from chakra_et.capture.tracer import ChakraTracer, TraceConfig, check_trace_name
 from chakra_et.cli import parse
+from chakra_et.names import SIDES, RunFiles, gz
 
 
 @pytest.mark.parametrize("name", ["gpt2_2gpu_quick_trace", "한글 추적 1", "v1.2-a+b=c@d,(e)", "a_rank1_b"])
@@ -53,10 +53,9 @@ def test_no_accepted_name_leaves_the_folder(name):
         check_trace_name(name)
     except ValueError:
         return
-    files = TraceFiles(Path("folder"), name, 12345, compress=True)
-    for kind in files.paths:
-        assert files.path(kind).parent == Path("folder")
-        assert len(files.partial(kind).name.encode()) + len(".tmp") <= 255
+    run = RunFiles(Path("folder"), name)
+    for path in (run.manifest_file, *(gz(run.trace_file(12345, side)) for side in SIDES)):
+        assert path.parent == Path("folder") and len(path.name.encode()) <= 255
 
 
 def test_flags_in_both_spellings():
