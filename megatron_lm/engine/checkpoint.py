@@ -23,7 +23,7 @@ from chakra_et import files
 from megatron_lm import checkpoints
 from megatron_lm.engine import model
 from megatron_lm.engine.optimizer import MOMENTS, Optimizer
-from megatron_lm.settings import MODELS, Settings, Size
+from megatron_lm.settings import Settings, Size
 from megatron_lm.settings.conf import FOLDER
 from utils.training.checkpoint import CheckpointError, atomic_folder, torch_save
 
@@ -80,7 +80,7 @@ class Checkpoints:
         if folder is None:
             return 0
         meta, parts = read(folder)
-        size = size_of(meta)
+        size = Size(**meta["size"])
         if size != self.settings.size:
             theirs, ours = dataclasses.asdict(size), dataclasses.asdict(self.settings.size)
             differs = [name for name in ours if theirs[name] != ours[name]]
@@ -168,7 +168,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     ``CheckpointError``."""
     try:
         meta = checkpoints.read_meta(folder)
-        swiglu = size_of(meta).swiglu
+        swiglu = meta["size"]["swiglu"]
         found: dict[str, list[dict[str, Any]]] = {}
         for file in sorted(folder.glob("stage*_tensor*.pt")):
             # A tied embedding is in the first and in the last stage: either will do.
@@ -180,11 +180,6 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     except Exception as error:  # torch.load raises whatever a damaged pickle does
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"checkpoint {folder} can't be read ({reason}): load another one") from None
-
-
-def size_of(meta: dict[str, Any]) -> Size:
-    """Checkpoints did not always record their sizes."""
-    return Size(**meta["size"]) if "size" in meta else MODELS[meta["model"]]
 
 
 def _joined(parts: list[dict[str, Any]], gated: bool) -> dict[str, Any]:

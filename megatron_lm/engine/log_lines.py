@@ -13,7 +13,8 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -38,18 +39,15 @@ RENAMED = {
 class Timer:
     """The calls of one timer: epoch seconds of their starts and ends."""
 
-    def __init__(self, settle: Callable[[], object]) -> None:
-        self._settle = settle
+    def __init__(self) -> None:
         self.started: list[float] = []
         self.ended: list[float] = []
 
     def start(self, barrier: bool = False) -> None:
-        self._settle()
-        self.started.append(time.time())
+        self.started.append(_now())
 
     def stop(self, barrier: bool = False) -> None:
-        self._settle()
-        self.ended.append(time.time())
+        self.ended.append(_now())
 
 
 class Timers:
@@ -61,15 +59,10 @@ class Timers:
     def __init__(self, rank: int, sharded: bool = False) -> None:
         self.rank = rank
         self._renamed = RENAMED | ({"all-grads-sync": "grads-reduce-scatter"} if sharded else {})
-        # Without a synchronisation, timers would measure kernel launches.
-        self._settle = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-        self._timers: dict[str, Timer] = {}
+        self._timers: defaultdict[str, Timer] = defaultdict(Timer)
 
     def __call__(self, name: str, log_level: int = 0) -> Timer:
-        name = self._renamed.get(name, name)
-        if name not in self._timers:
-            self._timers[name] = Timer(self._settle)
-        return self._timers[name]
+        return self._timers[self._renamed.get(name, name)]
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
@@ -181,6 +174,13 @@ def memory_line(rank: int, after: int) -> str:
     names = ("allocated", "max allocated", "reserved", "max reserved")
     text = " | ".join(f"{name}: {size / 2**20}" for name, size in zip(names, sizes, strict=True))
     return f"[Rank {rank}] (after {after} iterations) memory (MB) | {text}\n"
+
+
+def _now() -> float:
+    # Without a synchronisation, timers would measure kernel launches.
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.time()
 
 
 def _write(text: str) -> None:

@@ -69,23 +69,21 @@ class Optimizer:
         result.
         """
         main, own = self._main(parameter)
-        if not self._sharded:
-            state = self._state(main)
-            return {"value": main.detach().float().cpu(), **{name: state[name].cpu() for name in state}}
-        state = self._state(main) if main is not None else {}
-        kinds = ("value", *MOMENTS)
-        flat = torch.zeros(len(kinds), parameter.numel(), device=parameter.device)
+        flat = torch.zeros(1 + len(MOMENTS), parameter.numel(), device=parameter.device)
         if main is not None:
-            flat[0, own] = main.detach()
-            for row, name in enumerate(MOMENTS, 1):
-                if name in state:
-                    flat[row, own] = state[name]
-        group = parallel_state.get_data_parallel_group()
-        dist.reduce(flat, dist.get_global_rank(group, 0), group=group)
+            state = self._mixed.optimizer.state.get(main, {})
+            for row, tensor in zip(flat, (main, *(state.get(name) for name in MOMENTS)), strict=True):
+                if tensor is not None:
+                    row[own] = tensor.detach().reshape(-1)
+        if self._sharded:
+            group = parallel_state.get_data_parallel_group()
+            dist.reduce(flat, dist.get_global_rank(group, 0), group=group)
         # All parameters have been stepped alike; this rank may have no slice of this one.
         steps = self._steps()
-        found = {name: flat[row].view_as(parameter).cpu() for row, name in enumerate(kinds)}
-        return {**found, "step": torch.tensor(float(steps))} if steps else {"value": found["value"]}
+        whole = [row.view_as(parameter).cpu() for row in flat]
+        if not steps:
+            return {"value": whole[0]}
+        return dict(zip(("value", *MOMENTS), whole, strict=True)) | {"step": torch.tensor(float(steps))}
 
     def put(self, parameter: torch.nn.Parameter, state: dict[str, torch.Tensor]) -> None:
         """Set a parameter, and the optimizer's state of it, to what ``gather`` returned."""
@@ -94,13 +92,13 @@ class Optimizer:
             main, own = self._main(parameter)
             if main is None:
                 return
-            main.copy_(state["value"].reshape(-1)[own] if self._sharded else state["value"])
+            main.copy_(state["value"].reshape(-1)[own].view_as(main))
             if "step" not in state:
                 return
-            moments = {}
-            for name in MOMENTS:
-                tensor = state[name].reshape(-1)[own] if self._sharded else state[name]
-                moments[name] = tensor.to(main.device, torch.float32).clone()
+            moments = {
+                name: state[name].reshape(-1)[own].view_as(main).to(main.device, torch.float32).clone()
+                for name in MOMENTS
+            }
             adam = self._mixed.optimizer
             if isinstance(adam, torch.optim.AdamW):
                 adam.state[main] = {"step": state["step"].clone(), **moments}
@@ -138,13 +136,6 @@ class Optimizer:
         own = optimizer.gbuf_ranges[buffer][dtype][bucket]["param_map"][parameter]["param"]
         group, order = place
         return optimizer.optimizer.param_groups[group]["params"][order], slice(own.start, own.end)
-
-    def _state(self, main: Any) -> dict[str, torch.Tensor]:
-        """The moments of one of Adam's tensors and ``step``; empty before the first step."""
-        state = self._mixed.optimizer.state.get(main, {})
-        if not all(name in state for name in MOMENTS):
-            return {}
-        return {"step": torch.tensor(float(self._steps())), **{name: state[name] for name in MOMENTS}}
 
     def _steps(self) -> int:
         adam = self._mixed.optimizer

@@ -1,7 +1,8 @@
 """The batch scripts of a run: one job, a pair of jobs, or one Slurm het job.
 
-Their ``#SBATCH`` lines are merged from all places where a user can give options of sbatch: the settings come
-first; ``#SBATCH`` lines in ``_02_*_job.sh`` override them, and options on the command line override both.
+Their ``#SBATCH`` lines are those of all places where a user can give options of sbatch: the settings come
+first, then those in ``_02_*_job.sh``, then options on the command line. Of an option given twice sbatch takes
+the last.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from megatron_lm.errors import RunError, SettingsError
@@ -19,27 +19,17 @@ from megatron_lm.settings import PREFIX
 from megatron_lm.settings.conf import FOLDER
 
 HOMOGENEOUS, MASTER, SLAVE = "_02_homo_job.sh", "_02_hetero_master_job.sh", "_02_hetero_slave_job.sh"
-SHORT = {
-    "-A": "--account", "-a": "--array", "-C": "--constraint", "-c": "--cpus-per-task", "-D": "--chdir",
-    "-d": "--dependency", "-e": "--error", "-G": "--gpus", "-J": "--job-name", "-N": "--nodes",
-    "-n": "--ntasks", "-o": "--output", "-p": "--partition", "-q": "--qos", "-t": "--time",
-    "-w": "--nodelist", "-x": "--exclude",
-}  # fmt: skip
-# What the launch depends on, and what decides it.
+# Options that the launch depends on, and what decides them.
 FIXED = {
-    "--nodes": "NNODES",
-    "--ntasks-per-node": "NPROC_PER_NODE (torchrun starts the processes of a node)",
-    "--ntasks": "NPROC_PER_NODE (torchrun starts the processes of a node)",
-    "--cpus-per-task": "CPUS_PER_TASK",
-    "--output": "LOG_DIR",
-    "--error": "LOG_DIR",
-    "--nodelist": "NODELIST",
-    "--array": "submitting one run at a time",
+    "--nodes|-N": "NNODES",
+    "--ntasks|-n": "NPROC_PER_NODE (torchrun starts the processes of a node)",
+    "--cpus-per-task|-c": "CPUS_PER_TASK",
+    "--output|-o|--error|-e": "LOG_DIR",
+    "--nodelist|-w": "NODELIST",
+    "--array|-a": "submitting one run at a time",
     "--wrap": "_02_*_job.sh",
     "--export": "_03_submit.sh, which passes the settings on",
 }
-
-Options = dict[str, str]  # option, as "--time" → the text of its line, as "--time=1:00:00"
 
 
 class Job(NamedTuple):
@@ -49,7 +39,7 @@ class Job(NamedTuple):
     after: bool = False
 
 
-def jobs(values: Mapping[str, str], het: bool, given: Options) -> list[Job]:
+def jobs(values: Mapping[str, str], het: bool, given: str) -> list[Job]:
     """The jobs of a run; ``given``: options of the command line. Raises ``SettingsError``."""
     names = [name for name in values["NODELIST"].split(",") if name]
     count, first = int(values["NNODES"]), int(values["MASTER_NNODES"])
@@ -71,12 +61,12 @@ def jobs(values: Mapping[str, str], het: bool, given: Options) -> list[Job]:
 
 def _script(values: Mapping[str, str], body: str, header: list[str]) -> str:
     export = [f"export {PREFIX}{name}={shlex.quote(value)}" for name, value in values.items()]
-    lines = ["#!/usr/bin/env bash", *header, *export, f"exec {shlex.quote(str(Path(FOLDER / body)))}"]
+    lines = ["#!/usr/bin/env bash", *header, *export, f"exec {shlex.quote(str(FOLDER / body))}"]
     return "\n".join(lines) + "\n"
 
 
 def _header(
-    values: Mapping[str, str], body: str, nodes: int, names: list[str], part: str, given: Options
+    values: Mapping[str, str], body: str, nodes: int, names: list[str], part: str, given: str
 ) -> list[str]:
     """The ``#SBATCH`` lines of a request for nodes of one kind, whose settings begin with ``part``.
 
@@ -97,53 +87,14 @@ def _header(
         "--nodelist": ",".join(names),
         "--output": f"{values['LOG_DIR']}/{BATCH_OUTPUT.format(job='%j')}",
     }
-    basic, in_body = flags(asked.items()), from_body(FOLDER / body)
-    for where, source in (("#SBATCH line in a _02_*_job.sh", in_body), ("option of sbatch", given)):
-        for name, text in source.items():
-            if name in FIXED and text != basic.get(name):
-                ours = f"; the settings have {basic[name]}" if name in basic else ""
-                raise SettingsError(f"{where}: {text} can't be given, {FIXED[name]} decides it{ours}.")
-    return [f"#SBATCH {text}" for text in (basic | in_body | given).values()]
-
-
-def flags(pairs: Iterable[tuple[str, str]]) -> Options:
-    """The options (name, value) that have a value."""
-    return {name: f"{name}={shlex.quote(value)}" for name, value in pairs if value}
-
-
-def from_words(words: Sequence[str], where: str) -> Options:
-    """Options as words: ``--time=1:00``, ``--time 1:00``, ``-t 1:00``, ``--exclusive``. Raises
-    ``SettingsError``.
-    """
-    found: Options = {}
-    words = list(words)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("-") or word in ("-", "--"):
-            raise SettingsError(f"{where}: '{word}' is not an option of sbatch.")
-        name, equals, value = word.partition("=")
-        if not name.startswith("--"):
-            name, value = name[:2], name[2:] + equals + value
-            equals = "=" if value else ""
-        if not equals and words and not words[0].startswith("-"):
-            equals, value = "=", words.pop(0)
-        long = SHORT.get(name, name)
-        found[long] = f"{long}={shlex.quote(value)}" if equals else long
-    return found
-
-
-def from_body(path: Path) -> Options:
-    """The options in the ``#SBATCH`` lines of a batch script. Raises ``SettingsError``."""
-    found: Options = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if re.match(r"#SBATCH\s", line):
-            where = f"{path.name}, line {number}"
-            try:
-                words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-            except ValueError as error:
-                raise SettingsError(f"{where}: can't be read ({error}).") from None
-            found |= from_words(words, where)
-    return found
+    in_body = re.findall(r"^#SBATCH\s+(.*)", (FOLDER / body).read_text(encoding="utf-8"), re.MULTILINE)
+    own = [values["SBATCH_OPTIONS"], *in_body, given]
+    for text in own:
+        for options, decides in FIXED.items():
+            if match := re.search(rf"(?:^|\s)((?:{options})\S*)", text):
+                raise SettingsError(f"{match[1]} can't be given to sbatch: {decides} decides it.")
+    lines = [f"{name}={shlex.quote(value)}" for name, value in asked.items() if value]
+    return [f"#SBATCH {text}" for text in [*lines, *own] if text]
 
 
 def submit(all_jobs: list[Job]) -> list[str]:

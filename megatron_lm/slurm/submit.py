@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         SubmitConfig, words[:at], prog="_03_submit.sh", description=(__doc__ or "").splitlines()[0]
     )
-    given = batch.from_words(words[at + 1 :], "after --")
+    given = shlex.join(words[at + 1 :])
     if config.local and given:
         raise SettingsError("--local: options of sbatch have no effect without Slurm; leave them out.")
     values = settings_of(config)
@@ -60,12 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_files(values)
     if config.local:
         return run_here(values, config.dry_run)
-    try:
-        options = shlex.split(values["SBATCH_OPTIONS"])
-    except ValueError as error:
-        text = values["SBATCH_OPTIONS"]
-        raise SettingsError(f"SBATCH_OPTIONS={text}: can't be read ({error}).") from None
-    given = batch.from_words(options, "SBATCH_OPTIONS") | given
     jobs = batch.jobs(values, config.het, given)
     if config.dry_run:
         print("\n".join(job.script for job in jobs), end="")

@@ -77,21 +77,19 @@ def test_options_of_sbatch_come_from_settings_then_the_body_then_the_command_lin
     body.write_text(text)
     settings = {"TIME_LIMIT": "10", "ACCOUNT": "mine", "SBATCH_OPTIONS": "--mem=0 --comment 'two words'"}
     shown = script("_03_submit.sh", "--dry-run", **settings).stdout
-    wanted = {"--time=30", "--exclusive", "--account=mine", "--mem=0", "--comment='two words'"}
-    assert wanted <= set(header(shown)) and shown.count("--time") == 1
+    wanted = ["--time=10", "--account=mine", "--mem=0 --comment 'two words'", "-t 30  # half an hour"]
+    assert [line for line in header(shown) if line in wanted] == wanted
     more = ("--time", "1:00:00", "--qos", "high", "-C", "ib", "-pfast", "-A", "theirs", "--reservation=r")
     shown = script("_03_submit.sh", "--dry-run", "--", *more, **settings).stdout
-    wanted = {"--time=1:00:00", "--qos=high", "--constraint=ib", "--account=theirs", "--reservation=r"}
-    assert wanted | {"--partition=fast"} <= set(header(shown)) and shown.count("--time") == 1
+    assert header(shown)[-1] == "--time 1:00:00 --qos high -C ib -pfast -A theirs --reservation=r"
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--nodes=4", "--nodes=4 can't be given, NNODES decides it; the settings have --nodes=1"),
-        ("-o ../log2/%j.out", "LOG_DIR decides it"),
+        ("--nodes=4", "error: --nodes=4 can't be given to sbatch"),
+        ("--exclusive -o ../log2/%j.out", "LOG_DIR decides it"),
         ("--ntasks-per-node=2", "NPROC_PER_NODE"),
-        ("nodes=4", "'nodes=4' is not an option of sbatch"),
     ],
 )
 def test_an_sbatch_line_that_contradicts_the_settings_is_refused(
@@ -101,14 +99,6 @@ def test_an_sbatch_line_that_contradicts_the_settings_is_refused(
     body.write_text(body.read_text().replace("##SBATCH --exclusive", f"#SBATCH {line}"))
     done = script("_03_submit.sh", "--dry-run")
     assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-def test_an_sbatch_line_that_repeats_the_settings_is_no_contradiction(script: Script, checkout: Path) -> None:
-    body = checkout / "megatron_lm/_02_homo_job.sh"
-    lines = "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:a10:2"
-    body.write_text(body.read_text().replace("##SBATCH --exclusive", lines))
-    shown = header(script("_03_submit.sh", "--dry-run").stdout)
-    assert "--gres=gpu:a10:2" in shown and shown.count("--nodes=1") == 1
 
 
 def test_nodes_can_be_named_in_the_order_of_their_ranks(script: Script) -> None:
@@ -130,7 +120,6 @@ def test_nodes_can_be_named_in_the_order_of_their_ranks(script: Script) -> None:
         (["--het"], {}, "set HOMOGENEOUS_CLUSTER=false"),
         (["--het", "--local"], {}, "exclude each other"),
         (["--local", "--", "--time=1"], {}, "--local: options of sbatch have no effect"),
-        (["--", "file"], {}, "'file' is not an option of sbatch"),
         (["MODLE=tiny"], {}, "'MODLE=tiny': give settings as NAME=VALUE"),
         (["--settings", "absent.conf"], {}, "absent.conf: can't be read"),
         (["NNODES=08"], {}, "NNODES=08: give a whole number"),
@@ -140,7 +129,6 @@ def test_nodes_can_be_named_in_the_order_of_their_ranks(script: Script) -> None:
         (["LOAD=ckpt"], {}, "there is no checkpoint"),
         (["SAVE_INTERVAL=5"], {}, "set SAVE to a folder"),
         (["CONTAINER_IMAGE_PATH=image.sqsh"], {}, "image.sqsh: there is no such file"),
-        (["SBATCH_OPTIONS='"], {}, "SBATCH_OPTIONS='"),
         (["NODELIST=n1,n1", "NNODES=2", "NPROC_PER_NODE=1"], {}, "names 1 different nodes, NNODES is 2"),
         ([], {"PATH": "/usr/bin:/bin", "SLURM_CONF": "/nowhere"}, "sbatch was not found"),
     ],
