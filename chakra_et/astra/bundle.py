@@ -27,8 +27,8 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts, with_metadata
+from chakra_et.et.sets import Groups
 from chakra_et.files import scratch_folder, write_json, write_text
-from chakra_et.job.sets import Groups
 from chakra_et.names import RunFiles
 from chakra_et.simulate.collective_order import missing_order
 from chakra_et.simulate.joint import build_graph
@@ -54,7 +54,7 @@ def write_bundle(
     ``network``: a topology, or the text that names one. Nothing is written where the topology doesn't fit, a
     file can't be read or the set isn't valid: raises ``TraceError``, in one sentence.
     """
-    name, groups, count = ranks.set.name, ranks.set.groups, len(ranks.set.files)
+    name, groups, count = ranks.set.run.name, ranks.set.groups, len(ranks.set.files)
     topology = read_topology(network, count) if isinstance(network, str) else network
     if "empty" in name:
         raise TraceError(
@@ -84,7 +84,7 @@ def write_bundle(
 
 
 def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[str]:
-    name, groups, count = ranks.set.name, ranks.set.groups, len(ranks.set.files)
+    name, groups, count = ranks.set.run.name, ranks.set.groups, len(ranks.set.files)
     several = sum(1 < len(members) < count for members in groups.values()) > 1
     simulated = simulated_dimensions(topology, several)
     traces, changed = _prepared(ranks, keep)
@@ -147,7 +147,7 @@ def _prepared(ranks: Ranks, keep: Keep) -> tuple[Traces, list[str]]:
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
         changes.update({key: changed * len(members) for key, changed in counts.items()})
-        _refuse(ranks.set.name, check(trace, groups, str(path)))
+        _refuse(ranks.set.run.name, check(trace, groups, str(path)))
         for large in check_sizes(trace, groups, count):
             raise TraceError(f"{path}: node {trace.ids[large.rows[0]]} {large.message}")
         traces |= dict.fromkeys(members, trace)

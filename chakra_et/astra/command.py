@@ -20,8 +20,8 @@ from chakra_et.astra.packet_backends import Backend
 from chakra_et.astra.prepare import Keep, Ranks, ranks_of
 from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError, reason
+from chakra_et.et.sets import read_set
 from chakra_et.files import read_bytes, read_json
-from chakra_et.job.sets import read_set
 from chakra_et.transform.rank_copies import filled
 
 _FINISHED = re.compile(rb"sys\[(\d+)\] finished, (\d+) cycles")

@@ -20,7 +20,7 @@ from chakra_et.cost.topology import Dimension, Topology, divisor
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import has, set_integers, texts
-from chakra_et.job.sets import Groups
+from chakra_et.et.sets import Groups
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.validate.table import LARGEST_MESSAGE
 

@@ -27,7 +27,7 @@ from chakra_et.et.node_attributes import (
     without,
 )
 from chakra_et.et.rearrange import select
-from chakra_et.job.sets import Groups, InputSet
+from chakra_et.et.sets import Groups, RankSet
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.validate.table import SIMULATED, UNEVEN
@@ -54,18 +54,18 @@ class Ranks:
     """What goes into a bundle: a set that lacks no rank. ``steps``: what was done about those that it lacked;
     ``captured``: the captured numbers of the ranks, in order, where others were left out."""
 
-    set: InputSet
+    set: RankSet
     steps: Sequence[str] = ()
     captured: Sequence[int] | None = None
 
 
-def ranks_of(found: InputSet, trim: bool = False) -> Ranks:
+def ranks_of(found: RankSet, trim: bool = False) -> Ranks:
     """The ranks of a set. Raises ``TraceError`` where some are missing and ``trim`` is False."""
     if not found.missing:
         return Ranks(found)
     if not trim:
         raise TraceError(
-            f"{found.name}: {found.lacks}: convert them, or use --trim to leave them out or --fill to "
+            f"{found.run.name}: {found.lacks}: convert them, or use --trim to leave them out or --fill to "
             "make them from their like"
         )
     place = {rank: at for at, rank in enumerate(found.files)}

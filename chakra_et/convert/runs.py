@@ -275,8 +275,9 @@ def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> boo
             traces.et_file(rank).stat().st_mtime_ns >= max(path.stat().st_mtime_ns for path in pair.files)
             for rank, pair in traces.pairs.items()
         )
-        first = {None: traces.first_et_file} if 0 in traces.pairs else {}
-        record.check(traces, first | dict(traces.et_files()))
+        record.check(traces, dict(traces.et_files()))
+        if 0 in traces.pairs:
+            record.check(traces, {0: traces.first_et_file}, alone=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     same_ranks = set(report["ranks"]) == {str(rank) for rank in traces.pairs} and not traces.problems

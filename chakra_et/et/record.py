@@ -50,12 +50,14 @@ def begin(scratch: Path, run: RunFiles) -> None:
     sync_folder(run.folder)
 
 
-def check(run: RunFiles, files: Mapping[int | None, Path], allow: bool = False) -> tuple[int, list[str]]:
+def check(
+    run: RunFiles, files: Mapping[int, Path], allow: bool = False, alone: bool = False
+) -> tuple[int, list[str]]:
     """(number of ranks that the run had, one sentence for each thing to know about ``files``).
 
-    ``files``: those to read, by rank; None: rank 0's under its second name, or a file of its own.
-    Raises ``TraceError`` for files that are missing, changed, of several conversions, or of one that hasn't
-    finished, unless ``allow``.
+    ``files``: those to read, by rank; ``alone``: one without a rank in its name, rank 0's second name or a
+    file of its own. Raises ``TraceError`` for files that are missing, changed, of several conversions, or of
+    one that hasn't finished, unless ``allow``.
     """
     contracted = any(path.name.endswith(SKELETON) for path in files.values())
     where, there = run.folder / run.name, dict(run.et_files(SKELETON if contracted else ".et"))
@@ -88,26 +90,23 @@ def check(run: RunFiles, files: Mapping[int | None, Path], allow: bool = False) 
         problems.append(f"{where}: the files of rank {list_ranks(gone)} have gone since the conversion")
     if problems and not allow:
         raise TraceError(f"{problems[0]}: {REMEDY}")
-    ranks = {rank or 0 for rank in files}
-    world = max(world, *(rank + 1 for rank in there), 1) if None not in files else max(world, 1)
-    if len(ranks) < world:
-        absent = list_ranks([rank for rank in range(min(world, 1 << 16)) if rank not in ranks])
-        without = "" if None in files else f" (without {absent})"
+    world = max(world, 1) if alone else max(world, *(rank + 1 for rank in there), 1)
+    if len(files) < world:
+        absent = list_ranks([rank for rank in range(min(world, 1 << 16)) if rank not in files])
+        without = "" if alone else f" (without {absent})"
         notes.append(
-            f"{run.name}: {len(ranks)} of {world} ranks{without}: waiting for the others counts as "
+            f"{run.name}: {len(files)} of {world} ranks{without}: waiting for the others counts as "
             "communication"
         )
     return world, problems + notes
 
 
-def _changed(
-    run: RunFiles, files: Mapping[int | None, Path], listed: Mapping[int, Any], groups: Any
-) -> list[str]:
+def _changed(run: RunFiles, files: Mapping[int, Path], listed: Mapping[int, Any], groups: Any) -> list[str]:
     """A sentence for the first file that isn't what the record says."""
     known: dict[tuple[int, int] | str, tuple[int, str]] = {}
     for rank, path in files.items():
         size, place = path.stat().st_size, identity(path)
-        expected = listed.get(rank or 0)
+        expected = listed.get(rank)
         if expected and size == expected[0]:
             known.setdefault(place, (size, sha256(path)))
         if expected is None or known.get(place) != expected:

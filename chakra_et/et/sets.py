@@ -1,52 +1,79 @@
-"""Group the .et files of a run: ``NAME.0.et``, ``NAME.1.et``, … and ``NAME_comm_groups.json``."""
+"""Group the .et files of a run: ``NAME.0.et``, ``NAME.1.et``, … and ``NAME_comm_groups.json``.
+
+(run,) = find_rank_sets(["outputs/gpt2_2gpu_quick_trace"])
+traces = {rank: chakra_et.et.file.read(path) for rank, path in run.files.items()}
+"""
 
 from __future__ import annotations
 
+import filecmp
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import record
+from chakra_et.et.file import read_metadata
 from chakra_et.files import path_of, read_json
-from chakra_et.names import SKELETON, parse_et, run_at
+from chakra_et.names import SKELETON, RunFiles, parse_et, run_at
 from chakra_et.text import plural
 
 MANY_RANKS = 64
 """Of more ranks than these, joint questions read skeletons where all ranks have one."""
 Skeletons = Literal["auto", "on", "off"]
+Groups = dict[str, list[int]]
+_GROUP = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass
 class RankSet:
-    """The files of one run. ``files``: rank → path; None is a file without a rank in its name, the only one.
+    """The files of one run.
 
-    ``by_name``: the user gave the name of the run, not of its files, and so means all of them. ``world``:
-    ranks that the run had; ``notes``: what ``record.check`` says, one sentence each.
+    ``name``: the folder and NAME. ``files``: rank → path, in order of rank; ``alone``: the only file has no
+    rank in its name, but in its metadata. ``by_name``: the user gave the name of the run, not of its files,
+    and so means all of them. ``world``: ranks that the run had; ``groups``: number → ranks, of the comm-group
+    file, empty without one; ``notes``: what ``record.check`` says, one sentence each. ``manifest``: the
+    capture's, of ``read_set`` only.
     """
 
     name: str
-    files: dict[int | None, Path] = field(default_factory=dict)
+    files: dict[int, Path] = field(default_factory=dict)
+    alone: bool = False
     by_name: bool = False
     world: int = 1
+    groups: Groups = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    manifest: dict[str, Any] | None = None
+
+    @property
+    def run(self) -> RunFiles:
+        return run_at(self.name)
+
+    @property
+    def title(self) -> str:
+        """The NAME, or the file that is alone."""
+        return str(*self.files.values()) if self.alone else self.name
 
     @property
     def is_run(self) -> bool:
         """Whether to treat the files as the ranks of one run."""
-        return None not in self.files and (self.by_name or len(self.files) > 1)
-
-    def comm_groups(self) -> dict[str, list[int]] | None:
-        """The groups in the comm-group file (group id → ranks); None if there is no such file."""
-        path = self.groups_file
-        return None if path is None else read_comm_groups(path)
+        return not self.alone and (self.by_name or len(self.files) > 1)
 
     @property
-    def groups_file(self) -> Path | None:
-        """The comm-group file in the same folder; None if there is none."""
-        path = run_at(self.name).groups_file
-        return path if path.is_file() else None
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self.world) if rank not in self.files]
+
+    @property
+    def lacks(self) -> str:
+        """``7 of 8 ranks have no file (1, 2, 3, 4, 5, …)``."""
+        first = ", ".join(map(str, self.missing[:5])) + (", …" if len(self.missing) > 5 else "")
+        return f"{len(self.missing)} of {self.world} ranks have no file ({first})"
+
+    def contents(self) -> list[tuple[Path, list[int]]]:
+        """The files that differ, each with its ranks: hard links share one."""
+        return record.contents(self.files.items())
 
 
 def find_rank_sets(
@@ -54,29 +81,66 @@ def find_rank_sets(
 ) -> list[RankSet]:
     """Group files by run. A name is a file, or the NAME of a run for all its files, or its ``skeletons``.
 
-    Raises ``TraceError`` for a name that is neither, for two files of the same rank of a run, and unless
-    ``allow_missing`` for files that are not those of one finished conversion (see ``record.check``).
+    NAME.et beside NAME.0.et is left out where it is a copy, as the converter writes it. Raises ``TraceError``
+    for a name that is neither, for two files of the same rank of a run, for a damaged comm-group file, and
+    unless ``allow_missing`` for files that are not those of one finished conversion (see ``record.check``).
     """
     sets: dict[str, RankSet] = {}
     for name in names:
         paths = [path_of(name)] if path_of(name).is_file() else _files_of_run(name, skeletons)
         for path in paths:
-            found = parse_et(path)
-            key, rank = found or (str(path), None)
-            group = sets.setdefault(key, RankSet(key if found else str(path.with_suffix(""))))
+            key, rank = parse_et(path) or (str(path), -1)
+            alone = rank < 0
+            if alone:
+                held = read_metadata(path).get("rank")
+                rank = held if type(held) is int and held >= 0 else 0
+            group = sets.setdefault(key, RankSet(str(path.with_suffix("")) if alone else key, alone=alone))
             group.by_name |= path != path_of(name)
             known = group.files.setdefault(rank, path)
             if known != path:
                 raise TraceError(f"{known} and {path} are both rank {rank} of {key}: give only one of them")
-    for group in sets.values():
-        group.files = dict(sorted(group.files.items(), key=lambda item: (item[0] is not None, item[0])))
-        group.world, group.notes = record.check(run_at(group.name), group.files, allow_missing)
+    found = [group for group in sets.values() if not _is_copy(group, sets.get(group.name))]
+    for group in found:
+        group.files = dict(sorted(group.files.items()))
+        group.world, group.notes = record.check(group.run, group.files, allow_missing, group.alone)
         if any(path.name.endswith(SKELETON) for path in group.files.values()):
             group.notes.append(
                 f"read from the skeletons of {plural(len(group.files), 'rank')}: nodes are segments of like "
                 "work, without the names of operators (--skeletons off reads the whole ranks)"
             )
-    return list(sets.values())
+        if group.run.groups_file.is_file():
+            group.groups = read_comm_groups(group.run.groups_file)
+    return found
+
+
+def _is_copy(group: RankSet, run: RankSet | None) -> bool:
+    """Whether this is NAME.et with the bytes of NAME.0.et, which is also there."""
+    first = run.files.get(0) if run else None
+    return group.alone and first is not None and filecmp.cmp(group.title, first, shallow=False)
+
+
+def read_set(name: str, allow_missing: bool = False) -> RankSet:
+    """The run NAME with all that its capture knew of it: a folder and a name, as ``outputs/gpt2``. Raises
+    ``TraceError`` where it can't be used."""
+    found = find_rank_sets([name.removesuffix(".0.et")], allow_missing)[0]
+    if found.alone:
+        raise TraceError(f"{name}: is one file: give the NAME of NAME.0.et, NAME.1.et, …")
+    for group in found.groups:
+        if not _GROUP.fullmatch(group):
+            where = found.run.groups_file
+            raise TraceError(f"{where}: group {group[:40]!r} isn't a number from 1 on: convert again")
+    path = found.run.manifest_file
+    if path.is_file():
+        try:
+            found.manifest = read_json(path)
+        except (OSError, ValueError, RecursionError) as error:
+            raise TraceError(f"{path}: {reason(error)}: correct it, or remove it") from None
+        if not isinstance(found.manifest, dict):
+            raise TraceError(f"{path}: isn't a manifest: correct it, or remove it")
+    members = (rank + 1 for ranks in found.groups.values() for rank in ranks)
+    recorded = (found.manifest or {}).get("world_size")
+    found.world = max(found.world, *found.files, recorded if type(recorded) is int else 0, *members)
+    return found
 
 
 def _files_of_run(name: str, skeletons: Skeletons) -> list[Path]:
@@ -92,10 +156,10 @@ def _files_of_run(name: str, skeletons: Skeletons) -> list[Path]:
     return paths
 
 
-def read_comm_groups(path: Path) -> dict[str, list[int]]:
+def read_comm_groups(path: Path) -> Groups:
     """Read a comm-group file, a JSON object of group id → ranks. Raises ``TraceError`` for anything else."""
     try:
-        groups: dict[str, list[int]] = read_json(path)
+        groups: Groups = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{path}: {reason(error)}: correct it or convert the traces again") from error
     whole = isinstance(groups, dict) and all(

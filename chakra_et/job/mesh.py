@@ -16,8 +16,8 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.et.sets import Groups
 from chakra_et.job.axes import axes_of, described_groups, forward_uses
-from chakra_et.job.sets import Groups
 
 AXES = ("tp", "dp", "pp", "cp", "ep")
 

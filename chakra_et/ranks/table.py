@@ -34,7 +34,7 @@ def step_table(
     parts = []
     for rank, path in with_progress(found.files.items(), "reading"):
         steps = _steps(et_file.read(path), path)
-        parts.append(np.concatenate([np.full((len(steps), 1), rank or 0), steps], axis=1))
+        parts.append(np.concatenate([np.full((len(steps), 1), rank), steps], axis=1))
     names = ["rank", "step", "total_ns", *(f"{part}_ns" for part in ACTIVITIES[:HOST]), "rest_ns"]
     return dict(zip(names, np.concatenate(parts).T, strict=True))
 

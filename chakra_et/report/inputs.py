@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import filecmp
 import glob
 import re
 import tempfile
@@ -34,13 +33,13 @@ BESIDE = re.compile(
 
 @dataclass
 class RunInput:
-    """One run: its .et files by rank (None: a file whose name has no rank), or the traces to convert.
+    """One run: its .et files by rank, or the traces to convert.
 
     ``notes``: see ``RankSet``.
     """
 
     files: RunFiles
-    ranks: dict[int | None, Path] = field(default_factory=dict)
+    ranks: dict[int, Path] = field(default_factory=dict)
     traces: TraceSet | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -166,19 +165,13 @@ def _run_of(path: Path) -> str | None:
 
 def _of_et_files(files: RunFiles, given: list[str], allow_missing: bool) -> RunInput:
     """The run, from the .et files that are ``given``, or else from all."""
-    ranks: dict[int | None, Path] = {}
-    notes: dict[str, None] = {}
-    for group in find_rank_sets(given or [str(files.folder / files.name)], allow_missing):
-        ranks |= group.files
-        if None not in group.files or len(given) == 1:
-            notes |= dict.fromkeys(group.notes)
-    if None in ranks and 0 in ranks:
-        single = ranks.pop(None)  # NAME.et holds rank 0's bytes for those who want one file
-        if not filecmp.cmp(single, ranks[0], shallow=False):
-            raise TraceError(
-                f"{single} and {ranks[0]} differ, and one should be a copy of the other: give one of them"
-            )
-    return RunInput(files, ranks, notes=list(notes))
+    found, *other = find_rank_sets(given or [str(files.folder / files.name)], allow_missing)
+    if other:
+        raise TraceError(
+            f"{files.first_et_file} and {files.et_file(0)} differ, and one should be a copy of the other: "
+            "give one of them"
+        )
+    return RunInput(files, found.files, notes=found.notes)
 
 
 def _has_et(run: RunFiles) -> bool:

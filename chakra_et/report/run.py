@@ -121,11 +121,9 @@ def load(chosen: RunInput, whole: bool = False) -> ReportRun:
         for note in run.notes:
             print(f"warning: {note}", file=sys.stderr)
         lacks += run.notes
-        traces, ranks = [], []
-        for rank, path in with_progress(run.ranks.items(), "reading"):
+        traces = []
+        for path in with_progress(run.ranks.values(), "reading"):
             trace = et_file.read(path)
-            held = trace.metadata.get("rank")
-            ranks.append(rank if rank is not None else held if type(held) is int else 0)
             if not whole:
                 kept = {
                     name: column
@@ -137,7 +135,7 @@ def load(chosen: RunInput, whole: bool = False) -> ReportRun:
         groups = read_comm_groups(run.files.groups_file) if run.files.groups_file.is_file() else {}
         conversion = _json(run.files.report_file, lacks)
     manifest = chosen.traces.manifest if chosen.traces else _json(chosen.files.manifest_file, lacks)
-    return assemble(chosen.name, traces, ranks, groups, redacted(manifest), conversion, lacks)
+    return assemble(chosen.name, traces, list(run.ranks), groups, redacted(manifest), conversion, lacks)
 
 
 def _json(path: Path, lacks: list[str]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ together, with their collectives matched. Exit status: 0; 1 if the error of a ra
 
 from __future__ import annotations
 
-import filecmp
 import json
 import math
 import sys
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = 0
     answers: list[dict[str, Any]] = []
     try:
-        jobs = find_jobs(config)
+        jobs = find_rank_sets(config.names, config.allow_missing_ranks, config.skeletons)
     except TraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -77,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             reports, notes = run(job, config)
         except (TraceError, OSError) as error:
-            text = str(error) if job.name in str(error) else f"{job.name}: {error}"
+            text = str(error) if job.title in str(error) else f"{job.title}: {error}"
             print(f"error: {text}", file=sys.stderr)
-            answers.append({"name": job.name, "error": text})
+            answers.append({"name": job.title, "error": text})
             status = 2
             continue
         exceeded = [] if config.max_error is None else _exceeded(reports, config.max_error)
@@ -87,14 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         notes += exceeded
         answers.append(
             {
-                "name": job.name,
+                "name": job.title,
                 "files": {rank: str(path) for rank, path in job.files.items()},
                 "notes": notes,
                 "replays": {name: [rank.as_json() for rank in ranks] for name, ranks in reports.items()},
             }
         )
         if not config.json:
-            print(*[f"{job.name}:", *table(reports), *(f"note: {note}" for note in notes), ""], sep="\n")
+            print(*[f"{job.title}:", *table(reports), *(f"note: {note}" for note in notes), ""], sep="\n")
     if config.json:
         answer = {"max_error_percent": config.max_error, "status": status, "jobs": answers}
         print(json.dumps(answer, indent=2))
@@ -103,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
     """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
-    ranks = [rank or 0 for rank in job.files]
+    ranks = list(job.files)
     traces = [et_file.read(path) for path in job.files.values()]
-    joined = join(traces, ranks, job.comm_groups())
+    joined = join(traces, ranks, job.groups)
     notes = [*job.notes, *joined[1].notes, *joined[2].notes, *about_steps(traces)]
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
@@ -130,20 +129,3 @@ def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[st
                     f"rank {rank.rank} ({semantics}) is off by {error:+.2f}%, more than {max_error:g}%"
                 )
     return sentences
-
-
-def find_jobs(config: ReplayConfig) -> list[RankSet]:
-    """The named files, as they are to be replayed together. Raises ``TraceError`` as ``find_rank_sets``."""
-    jobs = []
-    sets = find_rank_sets(config.names, config.allow_missing_ranks, config.skeletons)
-    first_of = {found.name: found.files[0] for found in sets if 0 in found.files}
-    for found in sets:
-        single = found.files.get(None)
-        if single is not None:
-            # The converter gives rank 0's file the name NAME.et, too.
-            first = first_of.get(found.name)
-            if first is None or not filecmp.cmp(single, first, shallow=False):
-                jobs.append(RankSet(str(single), {0: single}, notes=found.notes))
-        else:
-            jobs.append(found)
-    return jobs

@@ -17,7 +17,6 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.sets import Skeletons, find_rank_sets, read_comm_groups
 from chakra_et.files import read_json
-from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching
@@ -134,12 +133,11 @@ def load_run(
     """The run of which ``name`` is the NAME or a file. Raises ``TraceError`` for what can't be replayed, and
     as ``find_rank_sets`` does."""
     found = find_rank_sets([name], allow_missing, skeletons)[0]
-    ranks = [rank or 0 for rank in found.files]
-    groups = read_comm_groups(Path(comm_groups)) if comm_groups else found.comm_groups()
+    groups = read_comm_groups(Path(comm_groups)) if comm_groups else found.groups
     traces = [et_file.read(path) for path in with_progress(found.files.values(), "reading")]
-    run = make_run(name, traces, ranks, groups)
+    run = make_run(name, traces, list(found.files), groups)
     try:
-        manifest = read_json(run_at(found.name).manifest_file)
+        manifest = read_json(found.run.manifest_file)
     except (OSError, ValueError, RecursionError):
         manifest = {}
     return replace(run, devices=devices_of(manifest), notes=found.notes + run.notes)

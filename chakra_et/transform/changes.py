@@ -21,10 +21,10 @@ from chakra_et.simulate.run import Run, Setting, make_run
 from chakra_et.transform.network import collective_samples, find_communication
 
 if TYPE_CHECKING:
+    from chakra_et.et.sets import Groups
     from chakra_et.job.gradients import Retime
     from chakra_et.job.mesh import Mesh
     from chakra_et.job.operators import Operators
-    from chakra_et.job.sets import Groups
 
 
 @runtime_checkable

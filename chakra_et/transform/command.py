@@ -25,8 +25,8 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import with_metadata
 from chakra_et.et.record import commit
+from chakra_et.et.sets import RankSet, read_set
 from chakra_et.files import scratch_folder, write_json
-from chakra_et.job.sets import InputSet, read_set
 from chakra_et.names import RunFiles, run_at
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.contention import Slowdown, find_slowdown
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(ScaleConfig, argv, description=__doc__)
     found = read_set(config.name, config.allow_missing_ranks or config.fill)
-    run = run_at(config.output or str(found.run.folder / f"{found.name}{config.changes}"))
+    run = run_at(config.output or f"{found.name}{config.changes}")
     known = {name: getattr(config, name) for name in Scaling.__dataclass_fields__ if hasattr(config, name)}
     known["resize"] = parse_sizes(config.resize)
     known["network"] = read_model(config.network) if config.network else None
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_scaled(
-    found: InputSet, wanted: Scaling, target: RunFiles, say: Callable[[str], None]
+    found: RankSet, wanted: Scaling, target: RunFiles, say: Callable[[str], None]
 ) -> tuple[int, int]:
     """Write the scaled set; its ranks, and how many files differ, the rest being hard links to them. ``say``
     gets its notes before. Raises ``TraceError``, with nothing written, where it can't be made."""
@@ -139,7 +139,7 @@ def write_scaled(
                 et_file.write(path, trace)
                 files[key] = path
         write_json(inner.groups_file, made.groups.all())
-        source = str(found.run.folder / found.name)
+        source = found.name
         record = {
             "scaled_from": source,
             "captured": {"tp": made.old.tp, "dp": made.old.dp, "pp": made.old.pp},
@@ -157,7 +157,7 @@ def write_scaled(
     return made.new.ranks, len(files)
 
 
-def _about_files(found: InputSet, run: Run, made: Scaled, apart: bool, folder: Path) -> str:
+def _about_files(found: RankSet, run: Run, made: Scaled, apart: bool, folder: Path) -> str:
     """How many files differ, in what, and what they take on the disk; ``apart``: each rank has its own.
     Raises ``TraceError`` where ``folder`` hasn't room for them."""
     nodes = dict(zip(run.graph.ranks, map(len, run.graph.traces), strict=True))
@@ -169,7 +169,7 @@ def _about_files(found: InputSet, run: Run, made: Scaled, apart: bool, folder: P
     size, free = sum(size_of[copy.source] for copy in files), shutil.disk_usage(folder).free
     if size > free:
         raise TraceError(
-            f"{found.name}: the new set takes about {text.size(size)}, and {folder.parent} has "
+            f"{found.run.name}: the new set takes about {text.size(size)}, and {folder.parent} has "
             f"{text.size(free)}: choose another -o, or fewer --variants"
         )
     work = len({(copy.source, copy.variant) for copy in files})
@@ -202,10 +202,10 @@ def _slowed(
     return found, slowdown.note
 
 
-def captured_run(found: InputSet) -> Run:
+def captured_run(found: RankSet) -> Run:
     """A set of files as a run. Raises ``TraceError`` where the group file is missing."""
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
     grouped = any("pg_name" in each.attributes for each in traces.values())
     if not found.groups and (found.world > 1 or grouped):
-        raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
-    return make_run(found.name, list(traces.values()), list(traces), found.groups)
+        raise TraceError(f"{found.run.name}: no comm-group file: convert the traces again")
+    return make_run(found.run.name, list(traces.values()), list(traces), found.groups)

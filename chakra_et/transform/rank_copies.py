@@ -26,8 +26,8 @@ from chakra_et.et.node_attributes import (
     with_metadata,
     without,
 )
+from chakra_et.et.sets import RankSet
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
-from chakra_et.job.sets import InputSet
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.run import Run, make_run
 
@@ -252,7 +252,7 @@ def drawn_factors(
     return factors
 
 
-def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) -> tuple[InputSet, str]:
+def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> tuple[RankSet, str]:
     """The set with its missing ranks written into ``folder``, and a sentence about them.
 
     A missing rank is a copy of the nearest rank of its stage and tensor-parallel place, with its own groups
@@ -260,9 +260,9 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
     rank.
     """
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
-    mesh = find_mesh(found.name, found.groups, found.manifest, traces, found.world, mesh_text)
+    mesh = find_mesh(found.run.name, found.groups, found.manifest, traces, found.world, mesh_text)
     groups = ScaledGroups(found.groups, mesh, mesh)
-    lasting = transfers(make_run(found.name, list(traces.values()), list(traces), found.groups))
+    lasting = transfers(make_run(found.run.name, list(traces.values()), list(traces), found.groups))
     generator = np.random.default_rng(seed)
     files, spreads = dict(found.files), []
     places = {rank: mesh.place(rank) for rank in range(found.world)}
@@ -275,8 +275,9 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
         ]
         if not alike:
             raise TraceError(
-                f"{found.name}: rank {rank} can't be made: no rank with tensor-parallel place {place.tensor} "
-                f"and stage {place.stage} is there ({mesh}); convert one of them, use --mesh, or --trim"
+                f"{found.run.name}: rank {rank} can't be made: no rank with tensor-parallel place "
+                f"{place.tensor} and stage {place.stage} is there ({mesh}); convert one of "
+                "them, use --mesh, or --trim"
             )
         source = min(alike, key=lambda other: (abs(places[other].data - place.data), other))
         busy = [compute_micros(traces[other]) for other in alike]
@@ -288,7 +289,7 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
         peers = peers_in(traces[source], mesh, mesh, places[source], place)
         factors = drawn_factors(generator, busy, alike.index(source), None)
         copy = varied(relabelled(plain, names, peers, mesh.ranks), step_of(traces[source]), factors)
-        files[rank] = folder / f"{found.name}.{rank}.et"
+        files[rank] = folder / f"{found.run.name}.{rank}.et"
         et_file.write(files[rank], copy)
     step = (
         f"{found.lacks} and were made from ranks of the same stage (--fill, mesh {mesh}); their compute "

@@ -20,9 +20,9 @@ from chakra_et.cost.topology_text import read_topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import texts, with_metadata
+from chakra_et.et.sets import Groups
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
-from chakra_et.job.sets import Groups
 from chakra_et.names import run_at
 from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, RankTraces, as_run

@@ -19,15 +19,15 @@ from chakra_et.cost.topology import divisor
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts
+from chakra_et.et.sets import Groups
 from chakra_et.files import read_bytes
+from chakra_et.names import RunFiles
 from chakra_et.simulate.collective_order import missing_order
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.validate.table import LARGEST_MESSAGE, SIMULATED, Finding, found
 
 _LIST = r"(?m)^\s*{}\s*:\s*\[([^\]]*)\]"
-
-Groups = Mapping[str, list[int]]
 
 
 def check_file_for_astra(trace: ExecutionTrace, groups: Groups, ranks: int) -> Iterator[Finding]:
@@ -54,14 +54,15 @@ def check_sizes(trace: ExecutionTrace, groups: Groups, ranks: int) -> Iterator[F
     )
 
 
-def check_run_for_astra(folder: Path, name: str, groups: Groups, ranks: int) -> Iterator[Finding]:
+def check_run_for_astra(run: RunFiles, groups: Groups, ranks: int) -> Iterator[Finding]:
     """Findings in the run of ``ranks`` files and in the network.yml beside it, if any."""
     if not groups:
         yield Finding("astra-group-file", [], "there is no comm-group file, and ASTRA-sim needs it")
-    if "empty" in f"{name}_comm_groups.json":
+    if "empty" in run.groups_file.name:
         yield Finding("astra-group-file", [], "its name has 'empty' in it: ASTRA-sim ignores the group file")
-    if (folder / "network.yml").exists():
-        messages = _network(folder / "network.yml", groups, ranks)
+    path = run.folder / "network.yml"
+    if path.exists():
+        messages = _network(path, groups, ranks)
         yield from (Finding("astra-network", [], f"network.yml: {message}") for message in messages)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
@@ -114,8 +113,7 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
     # A conversion checks no bundles.
     from chakra_et.validate.astra import check_file_for_astra, check_order, check_run_for_astra
 
-    groups = run.comm_groups()
-    folder = Path(run.name).parent
+    groups = run.groups if run.run.groups_file.is_file() else None
     communication: dict[int, ExecutionTrace] = {}
     whole: dict[int, ExecutionTrace] = {}
     problems: list[Problem] = []
@@ -126,20 +124,19 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
             message = str(error).removeprefix(f"{path}: ")
             problems.append(Problem("error", str(path), rank, None, None, "unreadable", message))
             continue
-        known = trace.metadata_int("rank") if rank is None else rank
+        known = trace.metadata_int("rank") if run.alone else rank
         file = File(trace, known, groups, str(path))
         more = check_file_for_astra(trace, groups or {}, len(run.files)) if for_astra else ()
         problems += _check_one(file, more)
-        if rank is not None:
-            # A run can have hundreds of ranks: keep only what the check of the whole run needs.
-            communication[rank] = trace.communication()
-            if for_astra:
-                whole[rank] = trace
+        # A run can have hundreds of ranks: keep only what the check of the whole run needs.
+        communication[rank] = trace.communication()
+        if for_astra:
+            whole[rank] = trace
     if run.is_run and len(communication) == len(run.files):
-        names = {rank: str(path) for rank, path in run.files.items() if rank is not None}
+        names = {rank: str(path) for rank, path in run.files.items()}
         problems += check_together(communication, groups, names)
     if for_astra:
-        about = check_run_for_astra(folder, Path(run.name).name, groups or {}, len(run.files))
+        about = check_run_for_astra(run.run, groups or {}, len(run.files))
         problems += [_problem(each, run.name) for each in (*about, *check_order(whole, groups or {}))]
         for problem in problems:
             # In ASTRA-sim ranks whose parts differ wait for each other for ever.

@@ -98,7 +98,7 @@ def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
     from chakra_et.astra.prepare import ranks_of
     from chakra_et.cost.topology_text import planned_topology
     from chakra_et.errors import TraceError
-    from chakra_et.job.sets import read_set
+    from chakra_et.et.sets import read_set
 
     path = folder / f"{name}_astra-sim"
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.names import RunFiles
 from chakra_et.validate.astra import check_file_for_astra, check_run_for_astra
 from tests.convert.good_traces import KERNEL, REDUCE, good, put
 
@@ -16,7 +17,7 @@ GROUPS = {"1": [0, 1, 2, 3]}
 
 def messages_of_run(folder: Path, network: dict, groups: dict, name: str = "run", ranks: int = 4) -> str:
     (folder / "network.yml").write_text("\n".join(f"{key}: {row}" for key, row in network.items()))
-    found = list(check_run_for_astra(folder, name, groups, ranks))
+    found = list(check_run_for_astra(RunFiles(folder, name), groups, ranks))
     return "; ".join(f"{each.rule}: {each.message}" for each in found)
 
 

@@ -139,13 +139,9 @@ def test_runs_are_found_by_name(tmp_path: Path) -> None:
     (run,) = find_rank_sets([str(tmp_path / "a [x]")])
     assert (list(run.files), run.is_run) == ([0], True)
     sets = find_rank_sets([str(tmp_path / name) for name in ("a.1.et", "a.et", "a.0.et", "b.et")])
-    assert [(list(each.files), each.is_run) for each in sets] == [
-        ([0, 1], True),
-        ([None], False),
-        ([None], False),
-    ]
+    assert [(list(each.files), each.is_run) for each in sets] == [([0, 1], True), ([0], False)]
     (run,) = find_rank_sets([str(tmp_path / "b")])
-    assert (list(run.files), run.is_run, run.name) == ([None], False, str(tmp_path / "b"))
+    assert (list(run.files), run.alone, run.name) == ([0], True, str(tmp_path / "b"))
     (tmp_path / "a.00.et").write_bytes(b"")
     with pytest.raises(TraceError, match="both rank 0"):
         find_rank_sets([str(tmp_path / "a")])
