@@ -34,6 +34,7 @@ from chakra_et.convert.runs import RunOptions, SetResult, convert_sets
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.sets import find_rank_sets
 from chakra_et.files import write_text
 from chakra_et.findings import sentence
 from chakra_et.simulate import command as replay
@@ -183,7 +184,7 @@ def replay_errors(name: str) -> dict[int, dict[str, float | None]]:
     for semantics in SEMANTICS:
         config = replay.ReplayConfig(names=(name,), semantics=semantics)
         try:
-            for job in replay.find_jobs(config):
+            for job in find_rank_sets(config.names):
                 reports, _ = replay.run(job, config)
                 for each in reports[semantics]:
                     percent = each.total.error_percent

@@ -27,6 +27,7 @@ from chakra_et import cli
 from chakra_et.convert import runs as convert_sets
 from chakra_et.convert.pair import PairOptions
 from chakra_et.errors import TraceError
+from chakra_et.et.sets import find_rank_sets
 from chakra_et.simulate import command as replay
 from chakra_et.traces import sets as trace_sets
 
@@ -122,7 +123,7 @@ def _row(cells: Sequence[str]) -> str:
 def replayed(prefix: Path, semantics: str) -> list[dict]:
     """The replay's own JSON for one run."""
     config = replay.ReplayConfig(names=(str(prefix),), semantics=semantics)
-    (job,) = replay.find_jobs(config)
+    (job,) = find_rank_sets(config.names)
     reports, _ = replay.run(job, config)
     return [rank.as_json() for rank in reports[semantics]]
 
