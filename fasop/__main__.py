@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from chakra_et import cli
-from fasop.errors import PlanError
+from chakra_et.errors import TraceError
 
 # Command → (module with ``main(argv) -> status``, one line of help).
 COMMANDS = {
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Searches make many objects that live on, and hardly any cycles: looking for those is in vain.
         gc.set_threshold(100_000)
     try:
-        return cli.dispatch("python -m fasop", COMMANDS, argv, PlanError)
+        return cli.dispatch("python -m fasop", COMMANDS, argv, TraceError)
     except ModuleNotFoundError as error:
         print(
             f"error: {error.name} is not installed for {sys.executable}: make the environment with "

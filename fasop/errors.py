@@ -1,20 +1,18 @@
-"""The one exception that the commands turn into a sentence."""
+"""The one exception that the commands turn into a sentence, and what they propose."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
+from chakra_et.errors import TraceError
 
-class PlanError(Exception):
-    """Input that no plan can be made of: one sentence that says what, where, and what would work."""
+# Input that no plan can be made of: one sentence that says what, where, and what would work.
+PlanError = TraceError
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` where a known word is close, else the known words."""
-    words = sorted(known)
-    close = difflib.get_close_matches(word.lower(), [known_word.lower() for known_word in words], 1, 0.5)
-    for known_word in words:
-        if close and known_word.lower() == close[0]:
-            return f"did you mean {known_word!r}?"
-    return f"use one of {', '.join(words)}."
+    """``did you mean 'x'?`` where a known word is close, else the known words."""
+    words = {each.lower(): each for each in sorted(known, reverse=True)}
+    close = difflib.get_close_matches(word.lower(), sorted(words), 1, 0.5)
+    return f"did you mean {words[close[0]]!r}?" if close else f"use one of {', '.join(sorted(known))}."

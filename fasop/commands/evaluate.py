@@ -27,7 +27,7 @@ from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.training_runs import expressible, predicted, read_runs, refused
 from fasop.inputs.clusters import check_gpus, check_nodes, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
-from fasop.output import summary
+from fasop.output.report import expected_error, options_line, speed
 from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
 from fasop.plans.plan import pick_plan
 
@@ -77,10 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = _summary(given, found)
     if len(given) == 1:
         layout, gpus = given[0].layout, _gpus(given[0].layout.stages)
-        line = summary.speed(layout.model, layout.cluster, gpus, found[0].step)
-        lines += ["", *_stages(given[0], found[0]), "", f"It trains {line}."]
-        lines.append(f"It runs with {summary.options_line(given[0].options)}.")
-        lines.append(summary.expected_error(set(gpus), layout.model, given[0].options))
+        lines += ["", *_stages(given[0], found[0]), ""]
+        lines.append(f"It trains {speed(layout.model, layout.cluster, gpus, found[0].step)}.")
+        lines.append(f"It runs with {options_line(given[0].options)}.")
+        lines.append(expected_error(set(gpus), layout.model, given[0].options))
     notes = dict.fromkeys(f"note: {note}" for one in found for note in one.notes)
     print("\n".join([*lines, *([""] if notes else []), *notes]))
     return status

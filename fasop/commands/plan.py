@@ -258,9 +258,9 @@ def _hpdc24(
     kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, config.all)
     rows = []
     if config.csv:
-        rows = [csv_row(row, clusters[row.candidate.cluster], config.steps_of(1)) for row in kept]
+        rows = [csv_row(row, clusters[row.cluster], config.steps_of(1)) for row in kept]
     wanted = kept if config.json else kept[: config.top]
-    each = [(row, clusters[row.candidate.cluster]) for row in wanted]
+    each = [(row, clusters[row.cluster]) for row in wanted]
     return [plan_of(row, model, on, costs, config.steps_of(1), sharded) for row, on in each], rows
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from fasop.schedule import deepspeed, one_f_one_b
 @dataclass(frozen=True)
 class StageEstimate:
     """Seconds: forward and backward per micro-batch of the slowest replica, gradient reduction and optimizer
-    once per step; end: when its last backward has ended; memory: GiB of the fullest GPU, with the margin.
+    once per step; memory: GiB of the fullest GPU, with the margin; end: when its last backward has ended.
     """
 
     forward: float
@@ -52,55 +52,41 @@ class Estimate:
         return max(stage.memory for stage in self.stages)
 
 
-class _Replica(NamedTuple):
-    """Seconds per micro-batch, then once per step; GiB."""
-
-    forward: float
-    backward: float
-    reduction: float
-    update: float
-    memory: float
-    notes: tuple[str, ...]
-
-
 def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Estimate:
     """Raises ``PlanError`` for a GPU without costs."""
     model, count = layout.model, len(layout.stages)
     passes = Passes(model, Compute(cost_files, model, options), Communication(layout.cluster), options)
-    replicas, begin = [], 0
-    for index, stage in enumerate(layout.stages):
-        units = slice(begin, begin + stage.units)
-        begin = units.stop
-        replicas.append(_replicas(passes, stage, units, min(count - index, layout.micro_batches)))
-    ends, p2p = _ends(passes, layout, replicas)
-    pipeline = max(end for end, _ in ends)
-    reduction = [max(one.reduction for one in each) for each in replicas]
-    update = [max(one.update for one in each) for each in replicas]
-    if options.engine == "deepspeed":
-        # A barrier stands before the reduction: all stages begin it together.
-        synced = [pipeline + seconds for seconds in reduction]
-    else:
-        synced = [
-            float(synchronized(options, *of, seconds)) for of, seconds in zip(ends, reduction, strict=True)
-        ]
+    replicas: list[np.ndarray] = []
+    notes: dict[str, None] = {}
+    ends = list(itertools.accumulate(layout.partition))
+    for index, (stage, end) in enumerate(zip(layout.stages, ends, strict=True)):
+        units = slice(end - stage.units, end)
+        replicas.append(_replicas(passes, stage, units, min(count - index, layout.micro_batches), notes))
+    slowest = [each.max(axis=0).tolist() for each in replicas]
+    ended, p2p = _ends(passes, layout, [each[:, :2] for each in replicas])
+    pipeline = max(end for end, _ in ended)
     embedding = _embedding(passes, layout)
-    stages = tuple(
-        StageEstimate(
-            max(one.forward for one in each),
-            max(one.backward for one in each),
-            *(reduction[at], update[at], ends[at][0]),
-            max(one.memory for one in each),
+    stages, synced, updates = [], [], []
+    for (forward, backward, reduction, update, memory), (end, last) in zip(slowest, ended, strict=True):
+        stages.append(StageEstimate(forward, backward, reduction, update, end, memory))
+        # DeepSpeed has a barrier before the reduction: all stages begin it together.
+        together = options.engine == "deepspeed"
+        synced.append(
+            pipeline + reduction if together else float(synchronized(options, end, last, reduction))
         )
-        for at, each in enumerate(replicas)
-    )
-    notes = dict.fromkeys(note for each in replicas for one in each for note in one.notes)
-    step = step_end(synced, model.embedding_stages(layout.partition), embedding, update)
-    return Estimate(step, pipeline, embedding, p2p, stages, tuple(notes))
+        updates.append(update)
+    step = step_end(synced, model.embedding_stages(layout.partition), embedding, updates)
+    return Estimate(step, pipeline, embedding, p2p, tuple(stages), tuple(notes))
 
 
-def _replicas(passes: Passes, stage: LayoutStage, units: slice, in_flight: int) -> list[_Replica]:
-    """What each replica of a stage takes; those that are alike, once."""
-    data, known, found = _data(stage.replicas), {}, []
+def _replicas(
+    passes: Passes, stage: LayoutStage, units: slice, in_flight: int, notes: dict[str, None]
+) -> np.ndarray:
+    """Seconds of forward and backward per micro-batch, of reduction and update once per step, and GiB
+    [replica, these]; those that are alike are computed once. notes: gets what was not measured.
+    """
+    data, found = _data(stage.replicas), []
+    known: dict[object, list[float]] = {}
     for at, one in enumerate(stage.replicas):
         experts: Group = ()
         if passes.model.experts:
@@ -109,8 +95,10 @@ def _replicas(passes: Passes, stage: LayoutStage, units: slice, in_flight: int) 
         key = _alone(one.group), one.mbs, one.ep, experts
         if key not in known:
             known[key] = _replica(passes, stage, one, units, in_flight, data, experts)
+            costs = passes.units(one.group[0].gpu, one.tp, one.mbs, one.ep, len(one.group))
+            notes.update(dict.fromkeys(costs.notes))
         found.append(known[key])
-    return found
+    return np.array(found)
 
 
 def _replica(
@@ -121,8 +109,8 @@ def _replica(
     in_flight: int,
     data: Group,
     experts: Group,
-) -> _Replica:
-    """What one replica of a stage takes."""
+) -> list[float]:
+    """A row of ``_replicas``."""
     model, options = passes.model, passes.options
     group, tp, ep, dp = replica.group, replica.tp, replica.ep, len(stage.replicas)
     gpu = passes.links.cluster.gpu(group[0].gpu)
@@ -148,31 +136,28 @@ def _replica(
         kept, once = sizes[1][units] * replica.mbs, np.zeros(len(kept))
     needs = np.array((once * ~is_layer).sum()), np.array((once * is_layer).max(initial=0.0))
     memory = stage_gib(model, options, (tp, ep, dp), (parameters, of_experts), kept.sum() * in_flight, needs)
-    return _Replica(
-        *(float(forward.sum()), float(backward.sum()), float(reduction), float(update + gather)),
-        *(float(memory) + gpu.reserved_gib, costs.notes),
-    )
+    rows = forward.sum(), backward.sum(), reduction, update + gather, memory + gpu.reserved_gib
+    return [float(value) for value in rows]
 
 
 def _ends(
-    passes: Passes, layout: Layout, replicas: list[list[_Replica]]
+    passes: Passes, layout: Layout, seconds: list[np.ndarray]
 ) -> tuple[list[tuple[float, float]], tuple[float, ...]]:
     """When each stage, and its last backward, ends; and the slowest message over each boundary.
 
-    Where all stages have as many replicas of the same micro-batch, each column of them is a pipeline of its
-    own; else every micro-batch waits for the slowest replica of each stage.
+    seconds: of each stage [replica, forward and backward]. Where all stages have as many replicas of the same
+    micro-batch, each column of them is a pipeline of its own; else every micro-batch waits for the slowest
+    replica of each stage.
     """
     if len({tuple(one.mbs for one in stage.replicas) for stage in layout.stages}) == 1:
-        columns = {
-            (tuple(each[at][:2] for each in replicas), _messages(passes, layout, at))
-            for at in range(len(replicas[0]))
-        }
+        rows = zip(*(map(tuple, each.tolist()) for each in seconds), strict=True)
+        columns = {(times, _messages(passes, layout, at)) for at, times in enumerate(rows)}
     else:
-        slowest = tuple((max(one[0] for one in each), max(one[1] for one in each)) for each in replicas)
+        slowest = tuple(tuple(each.max(axis=0).tolist()) for each in seconds)
         columns = {(slowest, _messages(passes, layout, None))}
     lines = []
     for times, messages in sorted(columns):
-        forward, backward = [f for f, _ in times], [b for _, b in times]
+        forward, backward = zip(*times, strict=True)
         p2p, holds = [seconds for seconds, _ in messages], [hold for _, hold in messages]
         if passes.options.engine == "deepspeed":
             ends = deepspeed.stage_ends(forward, backward, p2p, holds, layout.micro_batches)
@@ -181,10 +166,10 @@ def _ends(
             line = one_f_one_b.run(forward, backward, p2p, layout.micro_batches)
             lines.append((line.stage_end, line.backward_end))
     # With several chunks per stage, all but the slowest stage fill the pipeline with a chunk each.
-    passes_of = [max(one.forward + one.backward for one in each) for each in replicas]
-    saved = (1 - 1 / layout.virtual_stages) * (sum(passes_of) - max(passes_of))
+    whole = [float(each.sum(axis=1).max()) for each in seconds]
+    saved = (1 - 1 / layout.virtual_stages) * (sum(whole) - max(whole))
     latest = (np.max(lines, axis=0) - saved).T.tolist()
-    longest = [max(messages[at][0] for _, messages in columns) for at in range(len(replicas) - 1)]
+    longest = [max(messages[at][0] for _, messages in columns) for at in range(len(seconds) - 1)]
     return [(end, backward_end) for end, backward_end in latest], tuple(longest)
 
 

@@ -6,7 +6,7 @@ Source: FASOP, HPDC 2024, and its published tool; ``README.md`` says how far the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from fasop.inputs.costs import CostFile, Growth
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
 from fasop.plans.plan import Goal, Plan, pareto_front
-from fasop.plans.shapes import Shape, divisors
+from fasop.plans.shapes import divisors
 
 FAST, SLOW = "A100", "A10"  # the two types the tool knows, in its order
 LAYER_EXTRA = 20800  # parameters of a layer beside 12h², as the tool counts them
@@ -28,8 +28,13 @@ PASSES = 3.0  # the tool's unit is a whole pass, multiplied before anything else
 
 
 @dataclass
-class Candidate:
-    """What is known of a row before its partition: indices and the arrays of its (tp, dp) links."""
+class Row:
+    """One row of the tool's output: a candidate, and once that is partitioned, what it takes.
+
+    stage_type, cap, reduce_bandwidth: of each stage; boundary, embedding: seconds, float32; plain, sharded:
+    whether it is out of memory without and with a sharded optimizer, the GiB that the tool reports, and those
+    of each stage.
+    """
 
     cluster: int
     placement: tuple[str, ...]
@@ -39,23 +44,16 @@ class Candidate:
     pp: int
     stage_type: np.ndarray
     cap: np.ndarray
-    boundary: np.ndarray  # seconds, float32
+    boundary: np.ndarray
     reduce_bandwidth: np.ndarray
-    embedding: float  # seconds
-
-
-@dataclass
-class Row:
-    """One row of the tool's output and what it came from."""
-
-    candidate: Candidate
-    partition: tuple[int, ...]
-    compute: np.ndarray
-    stage_end: np.ndarray
-    all_reduce: np.ndarray
-    step_time: float
-    plain: tuple[bool, float, np.ndarray]
-    sharded: tuple[bool, float, np.ndarray]
+    embedding: float
+    partition: tuple[int, ...] = field(init=False)
+    compute: np.ndarray = field(init=False)
+    stage_end: np.ndarray = field(init=False)
+    all_reduce: np.ndarray = field(init=False)
+    step_time: float = field(init=False)
+    plain: tuple[bool, float, np.ndarray] = field(init=False)
+    sharded: tuple[bool, float, np.ndarray] = field(init=False)
 
 
 def published_costs(cost_files: list[CostFile], model: Model) -> Compute:
@@ -97,7 +95,7 @@ def ranked(
     Raises ``PlanError`` where none is left.
     """
     found = search(model, clusters, costs)
-    kept = [row for row in found if row.candidate.tp <= max_tp and goal.fits(row.candidate)]
+    kept = [row for row in found if row.tp <= max_tp and goal.fits(row)]
     if not kept:
         raise PlanError(goal.no_shape)
     if not goal.everything:
@@ -116,7 +114,7 @@ def ranked(
             )
 
     def price(row: Row) -> float:
-        return clusters[row.candidate.cluster].price_per_hour * row.step_time
+        return clusters[row.cluster].price_per_hour * row.step_time
 
     if every_row:
         return kept
@@ -130,81 +128,59 @@ def search(model: Model, clusters: list[Cluster], costs: Compute) -> list[Row]:
 
     Raises ``PlanError`` for a cluster with other GPU types than the tool's two.
     """
-    candidates = [c for index, cluster in enumerate(clusters) for c in _candidates(model, cluster, index)]
-    sums, cost_set = _unit_sums(model, clusters, costs, candidates)
-    rows: dict[int, Row] = {}
-    for depth in sorted({candidate.pp for candidate in candidates}):
-        indices = [index for index, candidate in enumerate(candidates) if candidate.pp == depth]
-        group = [candidates[index] for index in indices]
-        for index, row in zip(indices, _rows(model, group, sums, cost_set[indices]), strict=True):
-            rows[index] = row
-    return sorted((rows[index] for index in range(len(candidates))), key=lambda row: row.step_time)
-
-
-def estimate(
-    model: Model,
-    cluster: Cluster,
-    costs: Compute,
-    shape: Shape,
-    placement: tuple[str, ...],
-    partition: list[int],
-) -> Row:
-    """The tool's estimate of one plan, its partition given. Raises ``PlanError`` where it has no such row."""
-    for candidate in _candidates(model, cluster, 0):
-        of = (candidate.tp, candidate.dp, candidate.pp, candidate.mbs, candidate.placement)
-        if of == (shape.tp, shape.dp, shape.pp, shape.mbs, placement):
-            sums, cost_set = _unit_sums(model, [cluster], costs, [candidate])
-            return _rows(model, [candidate], sums, cost_set, np.array([partition]))[0]
-    raise PlanError(f"hpdc24 has no row of {shape} on {cluster.name}: see its rows with plan --all --csv.")
+    rows = [row for index, cluster in enumerate(clusters) for row in _candidates(model, cluster, index)]
+    sums, cost_set = _unit_sums(model, clusters, costs, rows)
+    for depth in {row.pp for row in rows}:
+        indices = [index for index, row in enumerate(rows) if row.pp == depth]
+        _complete(model, [rows[index] for index in indices], sums, cost_set[indices])
+    return sorted(rows, key=lambda row: row.step_time)
 
 
 def plan_of(
     row: Row, model: Model, cluster: Cluster, costs: Compute, iterations: int, sharded_optimizer: bool
 ) -> Plan:
     """A row as a plan. Stage memory includes the margin that the tool checks with, so that it compares."""
-    c = row.candidate
     is_oom, _, memory = row.sharded if sharded_optimizer else row.plain
-    notes = dict.fromkeys(note for gpu in cluster.gpus for note in costs.of(gpu, c.tp, c.mbs).notes)
+    notes = dict.fromkeys(note for gpu in cluster.gpus for note in costs.of(gpu, row.tp, row.mbs).notes)
     price = cluster.price_per_hour / 3600 * row.step_time
     return Plan(
         model=model,
         cluster=cluster,
         cost_model="hpdc24",
-        placement=c.placement,
-        tp=c.tp,
-        dp=c.dp,
-        pp=c.pp,
-        mbs=c.mbs,
-        micro_batches=model.global_batch // (c.dp * c.mbs),
+        placement=row.placement,
+        tp=row.tp,
+        dp=row.dp,
+        pp=row.pp,
+        mbs=row.mbs,
+        micro_batches=model.global_batch // (row.dp * row.mbs),
         partition=row.partition,
-        stage_gpu=tuple((FAST, SLOW)[code] for code in c.stage_type),
+        stage_gpu=tuple((FAST, SLOW)[code] for code in row.stage_type),
         stage_forward=tuple((row.compute / 3).tolist()),
         stage_backward=tuple((2 * row.compute / 3).tolist()),
-        p2p=tuple(map(float, c.boundary)),
+        p2p=tuple(map(float, row.boundary)),
         dp_allreduce=tuple(row.all_reduce.tolist()),
-        embedding_allreduce=c.embedding,
+        embedding_allreduce=row.embedding,
         pipeline_time=float(row.stage_end[0]),
         step_time=row.step_time,
         stage_memory=tuple((memory * (1.0 if sharded_optimizer else MARGIN)).tolist()),
-        stage_cap=tuple(c.cap.tolist()),
+        stage_cap=tuple(row.cap.tolist()),
         is_oom=is_oom,
         price_per_step=price,
         train_cost=price * iterations,
         options=Options(zero=int(sharded_optimizer), gradient_bytes=2),
-        hosts=tuple(cluster.assigned(c.placement)),
+        hosts=tuple(cluster.assigned(row.placement)),
         notes=tuple(notes),
     )
 
 
 def csv_row(row: Row, cluster: Cluster, iterations: int) -> tuple[object, ...]:
     """A row in the published tool's columns (``report.COLUMNS``)."""
-    c = row.candidate
     price = cluster.price_per_hour / 3600 * row.step_time
     memory = [value for oom, gib, _ in (row.plain, row.sharded) for value in (oom, f"{f32(gib):.4f}")]
     return (
-        *(c.mbs, c.tp, c.dp, c.pp, cluster.instances(c.placement)),
-        *(c.placement.count(FAST), c.placement.count(SLOW), list(row.partition)),
-        *(row.step_time, float(row.stage_end[0]), float(row.all_reduce[0]), c.embedding, price),
+        *(row.mbs, row.tp, row.dp, row.pp, cluster.instances(row.placement)),
+        *(row.placement.count(FAST), row.placement.count(SLOW), list(row.partition)),
+        *(row.step_time, float(row.stage_end[0]), float(row.all_reduce[0]), row.embedding, price),
         *(*memory, price * iterations),
     )
 
@@ -227,7 +203,7 @@ def placements(cluster: Cluster) -> list[tuple[str, ...]]:
     return [tuple(nodes[k:] + nodes[:k]) for k in range(len(nodes))]
 
 
-def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Candidate]:
+def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Row]:
     placed = placements(cluster)
     types = np.array([[(FAST, SLOW).index(name) for name in placement] for placement in placed])
     gpus = [next((gpu for gpu in cluster.gpus if gpu.name == name), cluster.gpus[0]) for name in (FAST, SLOW)]
@@ -251,18 +227,18 @@ def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Candidat
             for tp, dp, pp, of, embedding in degrees:
                 if model.global_batch // dp % mbs == 0:
                     message = f32(mbs * model.seq * model.hidden * 16)
-                    yield Candidate(
+                    yield Row(
                         *(index, placement, mbs, tp, dp, pp, of.stage_type[k], memory[of.cap_type[k]]),
                         *(message / of.boundary[k], of.data_parallel[k], float(embedding[k])),
                     )
 
 
 def _unit_sums(
-    model: Model, clusters: list[Cluster], costs: Compute, candidates: list[Candidate]
+    model: Model, clusters: list[Cluster], costs: Compute, rows: list[Row]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """sums[c, g, a, b] as ``minmax`` takes them, and the cost set c of each candidate."""
+    """sums[c, g, a, b] as ``minmax`` takes them, and the cost set c of each row."""
     gpus = {gpu.name: gpu for cluster in clusters for gpu in cluster.gpus}
-    keys = sorted({(c.tp, c.mbs) for c in candidates})
+    keys = sorted({(row.tp, row.mbs) for row in rows})
     units = len(model.units)
     sums = np.zeros((len(keys), 2, units + 1, units + 1))
     for c, (tp, mbs) in enumerate(keys):
@@ -273,52 +249,37 @@ def _unit_sums(
                     # From the left, unit after unit: differences of prefix sums round otherwise.
                     sums[c, g, a, a + 1 :] = np.cumsum(cost[a:])
     position = {key: c for c, key in enumerate(keys)}
-    return sums, np.array([position[c.tp, c.mbs] for c in candidates], dtype=np.int64)
+    return sums, np.array([position[row.tp, row.mbs] for row in rows], dtype=np.int64)
 
 
-def _rows(
-    model: Model,
-    group: list[Candidate],
-    sums: np.ndarray,
-    cost_set: np.ndarray,
-    given: np.ndarray | None = None,
-) -> list[Row]:
-    """Rows of candidates of one pipeline depth; ``given``: their partitions, where they are not sought."""
+def _complete(model: Model, group: list[Row], sums: np.ndarray, cost_set: np.ndarray) -> None:
+    """Partition rows of one pipeline depth, and enter what they take."""
     pp = group[0].pp
-    stage_type = np.array([c.stage_type for c in group])
-    boundary = np.array([c.boundary for c in group], dtype=np.float64).reshape(len(group), pp - 1)
-    tp, dp, mbs = (np.array([getattr(c, key) for c in group]) for key in ("tp", "dp", "mbs"))
+    stage_type = np.array([row.stage_type for row in group])
+    boundary = np.array([row.boundary for row in group], dtype=np.float64).reshape(len(group), pp - 1)
+    tp, dp, mbs = (np.array([getattr(row, key) for row in group]) for key in ("tp", "dp", "mbs"))
     micro_batches = model.global_batch // (dp * mbs)
     if pp == 1:
         partition = np.full((len(group), 1), len(model.units))
         compute = sums[cost_set, stage_type[:, 0], 0, -1][:, None]
         # Without a pipeline the tool stays in float32.
         ends = (compute.astype(f32) * micro_batches[:, None].astype(f32)).astype(np.float64)
-    elif given is not None:
-        last = np.cumsum(given, axis=1)
-        partition, compute = given, sums[cost_set[:, None], stage_type, last - given, last]
-        ends = _simulate(compute, boundary, micro_batches)
     elif model.encoder_layers is None:
         partition, compute = minmax(sums, cost_set, stage_type, incoming(boundary))
         ends = _simulate(compute, boundary, micro_batches)
     else:
         partition, compute, ends = _two_halves(model, stage_type, boundary, micro_batches, sums, cost_set)
-    caps = np.array([c.cap for c in group])
+    caps = np.array([row.cap for row in group])
     plain, sharded = check_memory(model, partition, tp, dp, mbs, caps)
     all_reduce = _all_reduce(model, group, partition, tp, dp)
-    embedding = np.array([c.embedding for c in group], dtype=f32)
+    embedding = np.array([row.embedding for row in group], dtype=f32)
     step = (ends.astype(f32) + all_reduce).max(axis=1) + embedding
-    checks = [
-        [(bool(oom), float(gib), stages) for oom, gib, stages in zip(*check, strict=True)]
-        for check in (plain, sharded)
-    ]
-    return [
-        Row(
-            *(candidate, tuple(partition[k].tolist()), compute[k], ends[k], all_reduce[k]),
-            *(float(step[k]), checks[0][k], checks[1][k]),
+    for k, row in enumerate(group):
+        row.partition, row.step_time = tuple(partition[k].tolist()), float(step[k])
+        row.compute, row.stage_end, row.all_reduce = compute[k], ends[k], all_reduce[k]
+        row.plain, row.sharded = (
+            (bool(oom[k]), float(gib[k]), stages[k]) for oom, gib, stages in (plain, sharded)
         )
-        for k, candidate in enumerate(group)
-    ]
 
 
 def _simulate(compute: np.ndarray, boundary: np.ndarray, micro_batches: np.ndarray) -> np.ndarray:
@@ -369,7 +330,7 @@ def _two_halves(
 
 
 def _all_reduce(
-    model: Model, group: list[Candidate], partition: np.ndarray, tp: np.ndarray, dp: np.ndarray
+    model: Model, group: list[Row], partition: np.ndarray, tp: np.ndarray, dp: np.ndarray
 ) -> np.ndarray:
     """float32 seconds of each stage's gradient all-reduce (K, P): the first stage's parameters and links."""
     units = np.array(list(model.units))
@@ -382,6 +343,6 @@ def _all_reduce(
         steps[0] = f32(model.hidden * model.vocab)
         of = tp == degree
         params[of] = np.add.accumulate(steps)[layers[of]]
-    bandwidth = np.array([c.reduce_bandwidth for c in group]).astype(f32)
+    bandwidth = np.array([row.reduce_bandwidth for row in group]).astype(f32)
     bits = (2 * (dp - 1)).astype(f32) * params * f32(16)
     return bits[:, None] / (dp.astype(f32)[:, None] * bandwidth)

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
-from chakra_et.files import read_bytes
 from fasop.errors import PlanError, nearest
+from fasop.inputs.read_files import read_json
 
 SEQUENCES, LONGEST = 512, 8192  # of a step, and tokens of one, where nothing else is said
 
@@ -67,14 +65,10 @@ DEFAULTS = {"attention_bias": {"gpt_neox": True}}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings of ``Model`` of a ``config.json``, or of the folder of one. Raises ``PlanError``."""
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        config = msgspec.json.decode(read_bytes(file), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise PlanError(f"{file}: can't be read as a model's config.json: {error}.") from None
+    """The settings of ``Model`` of a ``config.json``. Raises ``PlanError``."""
+    config = read_json(path, dict[str, Any], "a model's config.json", "give the file as published")
     inner = config.get("text_config")
-    return model_sizes({**config, **(inner if isinstance(inner, dict) else {})}, str(file))
+    return model_sizes({**config, **(inner if isinstance(inner, dict) else {})}, str(path))
 
 
 def model_sizes(config: Mapping[str, Any], file: str) -> dict[str, Any]:

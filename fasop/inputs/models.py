@@ -174,9 +174,9 @@ def find_model(name: str, path: str = "") -> Model:
 
     Other entries of the file are not looked at.
     """
-    if name.endswith(".json") or Path(name, "config.json").is_file():
-        folder = Path(name).absolute().parent if name.endswith(".json") else Path(name).absolute()
-        return Model(name=folder.name, **read_config(Path(name)))
+    config = Path(name, "config.json") if Path(name, "config.json").is_file() else Path(name)
+    if config.suffix == ".json":
+        return Model(name=config.absolute().parent.name, **read_config(config))
     file = Path(path) if path else PRESETS
     entries = read_yaml(file, "models")
     name = name if name in entries else ALIASES.get(name, name)

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from chakra_et import yaml_file
-from chakra_et.errors import TraceError
 from chakra_et.files import read_bytes
 from fasop.errors import PlanError, nearest
 
@@ -36,10 +35,7 @@ _short.maxlong = 40
 
 def read_yaml(path: Path, top: str) -> dict[str, Any]:
     """The mapping under the key ``top`` of a YAML file. Raises ``PlanError``."""
-    try:
-        document = yaml_file.read_yaml(path)
-    except TraceError as error:
-        raise PlanError(str(error)) from None
+    document = yaml_file.read_yaml(path)
     if not isinstance(document, dict) or not isinstance(document.get(top), dict) or not document[top]:
         raise PlanError(f"{path}: no entries under the key '{top}'.")
     return {str(name): entry for name, entry in document[top].items()}
@@ -56,9 +52,9 @@ def read_json(path: str | Path, kind: type[Kind], what: str, remedy: str) -> Kin
         raise PlanError(f"{path}: can't be read: {error.strerror or error}.") from None
     try:
         return msgspec.json.decode(data, type=kind)
-    except PlanError as error:
-        raise PlanError(f"{path}: {error}") from None
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, PlanError):  # what a dataclass of the file says of its values
+            raise PlanError(f"{path}: {error.__cause__}") from None
         raise PlanError(f"{path}: {_invalid(str(error), data, kind) or f'not {what}: {remedy}'}.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"{path}: not {what} ({error}): {remedy}.") from None

@@ -1,4 +1,6 @@
-"""What ``plan`` prints: a table of plans, why the first is first, and its stages; and rows as CSV."""
+"""What ``plan`` prints: a table of plans, why the first is first, what it yields and is made of, and its
+stages; and rows as CSV.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import csv
 import io
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ import numpy as np
 from chakra_et import files, text
 from chakra_et.drawing.charts import line_chart
 from fasop.exact.estimate import estimate
-from fasop.exact.recipes import hardware
+from fasop.exact.memory import GIB, MEMORY_MARGIN, held_parameters, state_bytes
+from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
+from fasop.exact.recipes import hardware, mean_error
 from fasop.hpdc24.rules import simulate
 from fasop.inputs.clusters import Cluster
-from fasop.output import summary
+from fasop.inputs.models import Model
 from fasop.plans.layout import of_plan
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, by_time_and_price, pareto_front
@@ -76,28 +80,32 @@ def message_time(plan: Plan) -> float:
 def table(plans: Sequence[Plan], cost: str) -> list[str]:
     """One line per plan; times in seconds, ``mem`` the fullest GPU's share of its memory; cost: of what."""
     many = len({plan.cluster.name for plan in plans}) > 1
-    # What tells plans apart, where they have it.
-    ep = ["ep"] if any(plan.model.experts for plan in plans) else []
-    recompute = ["recompute"] if len({plan.options.recompute for plan in plans}) > 1 else []
-    head = ["", "step s", "pipeline s", "of it p2p", "dp sync", "emb sync", "tp", "dp", "pp", "mbs"]
-    rows = [[*head, *ep, *recompute, "mem", "$/step", cost, "nodes", "partition"]]
+    rows = []
     for number, plan in enumerate(plans, 1):
-        nodes = placement(plan.placement)
-        if plan.idle_nodes:
-            nodes += f" ({plan.idle_nodes} idle)"
-        rows.append(
-            [
-                *(str(number), f"{plan.step_time:.4f}", f"{plan.pipeline_time:.4f}"),
-                *(f"{message_time(plan):.4f}", f"{max(plan.dp_allreduce):.4f}"),
-                *(f"{plan.embedding_allreduce:.4f}", *_degrees(plan)),
-                *(str(plan.ep) for _ in ep),
-                *(plan.options.recompute for _ in recompute),
-                *(f"{plan.fullest:.0%}" + (" OOM" if plan.is_oom else ""), f"{plan.price_per_step:.5f}"),
-                *(f"{plan.train_cost:,.0f}", f"{plan.cluster.name}: {nodes}" if many else nodes),
-                "-".join(map(str, plan.partition)),
-            ]
-        )
-    return text.table(rows, right=set(range(13 + len(ep) + len(recompute))))
+        nodes = placement(plan.placement) + f" ({plan.idle_nodes} idle)" * (plan.idle_nodes > 0)
+        row = {
+            "": str(number),
+            "step s": f"{plan.step_time:.4f}",
+            "pipeline s": f"{plan.pipeline_time:.4f}",
+            "of it p2p": f"{message_time(plan):.4f}",
+            "dp sync": f"{max(plan.dp_allreduce):.4f}",
+            "emb sync": f"{plan.embedding_allreduce:.4f}",
+            **dict(zip(("tp", "dp", "pp", "mbs"), _degrees(plan), strict=True)),
+        }
+        # What tells plans apart, where they have it.
+        if any(each.model.experts for each in plans):
+            row["ep"] = str(plan.ep)
+        if len({each.options.recompute for each in plans}) > 1:
+            row["recompute"] = plan.options.recompute
+        row |= {
+            "mem": f"{plan.fullest:.0%}" + " OOM" * plan.is_oom,
+            "$/step": f"{plan.price_per_step:.5f}",
+            cost: f"{plan.train_cost:,.0f}",
+            "nodes": f"{plan.cluster.name}: {nodes}" if many else nodes,
+            "partition": "-".join(map(str, plan.partition)),
+        }
+        rows.append(row)
+    return text.table([list(rows[0]), *(list(row.values()) for row in rows)], right=set(range(len(row) - 2)))
 
 
 def _degrees(plan: Plan) -> list[str]:
@@ -131,12 +139,12 @@ def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
     sizes = {gpu.name: first.cluster.size(gpu) for gpu in first.cluster.gpus}
     ranks = [name for name in first.placement for _ in range(sizes[name])]
     gpus = Counter(ranks[: first.tp * first.dp * first.pp])
-    lines.append(f"It trains {summary.speed(first.model, first.cluster, gpus, first.step_time)}.")
-    lines.append(f"It runs with {summary.options_line(first.options)}.")
+    lines.append(f"It trains {speed(first.model, first.cluster, gpus, first.step_time)}.")
+    lines.append(f"It runs with {options_line(first.options)}.")
     if exact:
-        lines.append(f"Its step: {summary.shares(first, message_time(first))}.")
-        lines.append(f"Its memory: {summary.memory(first)}.")
-        lines.append(summary.expected_error(set(gpus), first.model, first.options))
+        lines.append(f"Its step: {_shares(first, message_time(first))}.")
+        lines.append(f"Its memory: {_memory(first)}.")
+        lines.append(expected_error(set(gpus), first.model, first.options))
     if first.idle_nodes:
         lines.append(f"It leaves {first.idle_nodes} of {first.cluster.node_count} nodes idle.")
     if len(plans) > 1:
@@ -202,39 +210,118 @@ def _goal(plan: Plan, objective: str) -> float:
 
 def stages(plan: Plan) -> list[str]:
     """The stages of one plan: units, layers, times, memory against the cap."""
-    head = ["stage", "GPU", "units", "layers", "forward ms", "backward ms", "memory GiB", "cap", ""]
-    differ = bool(plan.choices)
-    rows = [[*head[:2], *(["tp", "mbs", "recompute"] if differ else []), *head[2:]]]
-    for i in range(plan.pp):
-        memory, cap = plan.stage_memory[i], plan.stage_cap[i]
-        choice = plan.choice(i)
-        own = [str(choice.tp), "+".join(str(size) for _, size in choice.shares), choice.recompute]
-        rows.append(
-            [
-                *(
-                    str(i),
-                    plan.stage_gpu[i],
-                    *(own if differ else []),
-                    str(plan.partition[i]),
-                    str(plan.layers[i]),
-                ),
-                *(f"{plan.stage_forward[i] * 1e3:.2f}", f"{plan.stage_backward[i] * 1e3:.2f}"),
-                *(f"{memory:.2f}", f"{cap:.2f}", "OOM" if memory > cap else ""),
-            ]
-        )
-    experts = f", ep {plan.ep}" if plan.model.experts else ""
-    experts += f", cp {plan.model.cp}" if plan.model.cp > 1 else ""
-    alike = (
-        ""
-        if differ
-        else f" (tp {plan.tp}, dp {plan.dp // plan.model.cp}{experts}, micro-batches of {plan.mbs})"
-    )
-    lines = [f"Plan 1 by stage{alike}:", *text.table(rows)]
+    rows = []
+    for i, (memory, cap) in enumerate(zip(plan.stage_memory, plan.stage_cap, strict=True)):
+        row = {"stage": str(i), "GPU": plan.stage_gpu[i]}
+        if plan.choices:
+            choice = plan.choice(i)
+            mbs = "+".join(str(size) for _, size in choice.shares)
+            row |= {"tp": str(choice.tp), "mbs": mbs, "recompute": choice.recompute}
+        row |= {
+            "units": str(plan.partition[i]),
+            "layers": str(plan.layers[i]),
+            "forward ms": f"{plan.stage_forward[i] * 1e3:.2f}",
+            "backward ms": f"{plan.stage_backward[i] * 1e3:.2f}",
+            "memory GiB": f"{memory:.2f}",
+            "cap": f"{cap:.2f}",
+            "": "OOM" if memory > cap else "",
+        }
+        rows.append(row)
+    degrees = {"tp": plan.tp, "dp": plan.dp // plan.model.cp}
+    degrees |= {"ep": plan.ep} if plan.model.experts else {}
+    degrees |= {"cp": plan.model.cp} if plan.model.cp > 1 else {}
+    listed = ", ".join(f"{name} {degree}" for name, degree in degrees.items())
+    alike = "" if plan.choices else f" ({listed}, micro-batches of {plan.mbs})"
+    lines = [f"Plan 1 by stage{alike}:", *text.table([list(rows[0]), *(list(row.values()) for row in rows)])]
     if plan.hosts:
         lines.append(f"Nodes in rank order: {' '.join(plan.hosts)}")
     if plan.split_stage is not None:
         lines.append(f"The decoder begins at stage {plan.split_stage}.")
     return lines
+
+
+def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) -> str:
+    """gpus: how many of each type work; step: seconds."""
+    count, tokens = sum(gpus.values()), model.global_batch * model.seq / step
+    rate = tokens * model.flops_per_token
+    line = (
+        f"{tokens:,.0f} tokens/s ({tokens / count:,.0f} per GPU), {rate / count / 1e12:.1f} TFLOP/s per GPU"
+    )
+    types = [cluster.gpu(name) for name in gpus]
+    known = [of for gpu in types if (of := hardware(gpu.costs_of))]
+    if len(known) < len(types):
+        return line
+    peaks = [of.peak("16 bit") * gpu.speed for of, gpu in zip(known, types, strict=True)]
+    peak = sum(each * count for each, count in zip(peaks, gpus.values(), strict=True))
+    return f"{line}, MFU {rate / peak:.1%} (of the dense 16-bit peak)"
+
+
+def expected_error(names: set[str], model: Model, options: Options) -> str:
+    """How far off plans of this kind on these GPUs were where others have measured."""
+    parts = []
+    for name in sorted(names):
+        gpu = hardware(name)
+        error = mean_error(gpu.name, model, options) if gpu else None
+        parts.append(f"not judged on {name}" if error is None else f"{error:.0%} on {name}")
+    return f"Expected error of the step, from plans that others have measured: {', '.join(parts)}."
+
+
+def options_line(options: Options) -> str:
+    """How the job is run, in words."""
+    zero = {0: "optimizer on every rank", 1: "optimizer sharded (ZeRO-1)"}
+    words = [f"recomputation {options.recompute}", f"{options.attention} attention"]
+    words += [zero.get(options.zero, f"ZeRO-{options.zero}"), f"{options.precision} precision"]
+    words += [f"in groups of {options.shard} (HSDP)"] * (options.shard > 0)
+    words += ["optimizer on the host"] * options.offload
+    words += ["sequence parallelism"] * options.sequence_parallel
+    recipe = {
+        "CUDA graphs": options.cuda_graphs,
+        "LoRA": options.adapters,
+        "fast dispatch": options.fast_dispatch,
+    }
+    words += [name for name, is_on in recipe.items() if is_on]
+    words += [f"{', '.join(options.again)} computed again"] * bool(options.again)
+    words += ["gradients overlapped" if options.overlap else "gradients not overlapped"]
+    return ", ".join(words)
+
+
+def _shares(plan: Plan, messages: float) -> str:
+    """Mean shares of the stages' time; messages: seconds that they add to the pipeline."""
+    sums = 0.0
+    for stage, parts in enumerate(plan.parts):
+        if plan.choice(stage).tp > 1:
+            kinds = plan.model.kinds[plan.units(stage)]
+            sums += parts.tensor_sum * sum(FORWARD_SUMS[kind] + BACKWARD_SUMS[kind] for kind in kinds)
+    passes = plan.micro_batches * (sum(plan.stage_forward) + sum(plan.stage_backward)) / plan.pp
+    tensor = min(plan.micro_batches * sums / plan.pp, passes)
+    shares = {
+        "compute": passes - tensor,
+        "tensor-parallel collectives": tensor,
+        "messages": messages,
+        "exposed gradient reduction": sum(plan.dp_allreduce) / plan.pp,
+        "embedding": plan.embedding_allreduce,
+        "optimizer and gathering": sum(plan.update) / plan.pp,
+    }
+    shares["bubble and waiting"] = max(plan.step_time - sum(shares.values()), 0.0)
+    return ", ".join(f"{name} {value / plan.step_time:.1%}" for name, value in shares.items() if value)
+
+
+def _memory(plan: Plan) -> str:
+    """GiB of a GPU of the fullest stage by kind, each with the margin."""
+    pairs = zip(plan.stage_memory, plan.stage_cap, strict=True)
+    stage = [size / cap for size, cap in pairs].index(plan.fullest)
+    tp = plan.choice(stage).tp
+    held, of_experts = held_parameters(plan.model, tp, plan.ep, plan.units(stage))
+    ranks = plan.tp * plan.dp // tp
+    pieces = zip(state_bytes(plan.options, ranks), state_bytes(plan.options, ranks // plan.ep), strict=True)
+    kinds = [MEMORY_MARGIN / GIB * ((held - of_experts) * a + of_experts * b) for a, b in pieces]
+    reserved = max(plan.cluster.gpu(name).reserved_gib for name in plan.stage_gpu[stage].split("+"))
+    parts = dict(zip(("weights", "gradients", "optimizer states"), kinds, strict=True))
+    parts["activations"] = max(plan.stage_memory[stage] - reserved - sum(kinds), 0.0)
+    parts["reserved"] = reserved
+    listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items() if size)
+    size, cap = plan.stage_memory[stage], plan.stage_cap[stage]
+    return f"stage {stage} is the fullest: {size:.2f} of {cap:.2f} GiB ({listed})"
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from chakra_et import files
 from fasop.errors import PlanError, nearest
 from fasop.inputs import kinds
 from fasop.inputs.clusters import Cluster, check_gpu, check_gpus, check_nodes
@@ -170,13 +169,8 @@ def plans_json(plans: Sequence[Plan]) -> str:
     return msgspec.json.format(msgspec.json.encode(_File(FORMAT, list(plans))), indent=1).decode()
 
 
-def write_plans(path: str | Path, plans: Sequence[Plan]) -> None:
-    """Write plans so that a reader sees either the whole file or none. Raises ``OSError``."""
-    files.write_text(Path(path), plans_json(plans) + "\n")
-
-
 def read_plans(path: str | Path) -> list[Plan]:
-    """Plans as ``write_plans`` and ``plan --json`` give them. Raises ``PlanError``."""
+    """Plans as ``plan --json`` gives them. Raises ``PlanError``."""
     remedy = "make one with 'plan --json'"
     version = read_json(path, _Version, "a file of plans", remedy).format
     if version != FORMAT:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.node_attributes import texts
 from chakra_et.job.operators import Operators, Shape, operators_of
@@ -128,11 +127,8 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
     worlds: dict[int, Path] = {}
     notes: dict[str, None] = {}
     for path in paths:
-        try:
-            trace = et_file.read(path)
-            operators = operators_of(trace, str(path))
-        except TraceError as error:
-            raise PlanError(str(error)) from None
+        trace = et_file.read(path)
+        operators = operators_of(trace, str(path))
         rank, world = trace.metadata_int("rank"), trace.metadata_int("world_size")
         if rank is None or world is None:
             raise PlanError(f"{path}: its rank or world size is not in it: convert the traces again.")

@@ -21,8 +21,6 @@ from fasop.exact.stage_costs import StageCosts
 from fasop.memo import memo
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Shape
 
-HALVINGS = 20  # of an interval in which a bound is searched
-
 Type = tuple[float, int]  # seconds of some work on a GPU type, and its GPUs
 
 
@@ -41,13 +39,10 @@ class _Speeds(NamedTuple):
 
 
 class _Stages(NamedTuple):
-    """ahead: see ``_Speeds``; layers: (seconds of a layer, stages) of each GPU type, fastest first; through:
-    seconds of a micro-batch through all stages and back, at least; slowest: of the slowest stage's passes;
-    busiest: those that are left of the busiest stage, messages not counted.
+    """through: seconds of a micro-batch through all stages and back, at least; slowest: of the slowest
+    stage's passes; busiest: those that are left of the busiest stage, messages not counted.
     """
 
-    ahead: float
-    layers: list[tuple[float, float]]
     through: float
     slowest: float
     busiest: float
@@ -97,7 +92,9 @@ class Bounds:
             speeds.layers / sum(count / seconds for seconds, count in slow),
             work / sum(count / seconds for seconds, count in slow_any),
         )
-        weights, busiest = self._weights(shape, speeds.ahead), 0.0
+        # Of each stage, for how many micro-batches' passes it has work left behind the first.
+        rest, busiest = self.model.global_batch // shape.batch - 1, 0.0
+        weights = [rest - min(pp - 1 - stage, rest) * speeds.ahead for stage in range(pp)]
         if weights[-1] > 0:
             paces = _along(slow, pp)
             busiest = speeds.layers / sum(pace / weight for pace, weight in zip(paces, weights, strict=True))
@@ -107,44 +104,14 @@ class Bounds:
             some = min(count, missing)
             missing, held, through = missing - some, held + some, through + some * seconds
         through += max(self.model.layers - held, 0.0) * layers[0][0]
-        return _Stages(speeds.ahead, layers, max(work, through), slowest, busiest)
+        return _Stages(max(work, through), slowest, busiest)
 
-    def _weights(self, shape: Shape, ahead: float) -> list[float]:
-        """Of each stage: for how many micro-batches' passes it has work left behind the first."""
-        rest = self.model.global_batch // shape.batch - 1
-        return [rest - min(shape.pp - 1 - stage, rest) * ahead for stage in range(shape.pp)]
-
-    @memo
     def busiest(self, shape: Shape) -> float:
         """Of what is left of the busiest stage behind the first micro-batch, its messages included."""
         stages, (_, each, _) = self._stages(shape), self._communication(shape)
-        pp, m = shape.pp, self.model.global_batch // shape.batch
         if stages is None:
             return 0.0
-        waits = np.array([(m - 1) * each * ((stage > 0) + (stage < pp - 1)) for stage in range(pp)])
-        least = max(stages.busiest, float(waits.max()))
-        if m == 1 or self.model.encoder_layers is not None or self.options.per_stage:
-            return least
-        # The first stage has the embedding too, the last one the head.
-        passes = [_fastest(self.tables(shape), gpu.name)[:2] for gpu in self.cluster.gpus]
-        ahead = min(pp - 1, m - 1)
-        waits[0] += min((m - 1 - ahead) * forward[0] + (m - 1) * backward[0] for forward, backward in passes)
-        waits[-1] += (m - 1) * min(forward[-1] + backward[-1] for forward, backward in passes)
-        weights = np.array(self._weights(shape, stages.ahead))
-        # Of more than two types, all but the fastest count as the second.
-        (layer, count), (other, _) = stages.layers[0], stages.layers[min(1, len(stages.layers) - 1)]
-        fast, slow, fastest = layer * weights, other * weights, math.ceil(count)
-        low, high = least, float(waits.max() + self.model.layers * slow[-1])
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            left = middle - waits + 1e-9 * high
-            on_fast, on_slow = np.floor(left / fast), np.floor(left / slow)
-            gain = np.sort(on_fast - on_slow)[pp - fastest :].sum()
-            if left.min() >= 0 and on_slow.sum() + gain >= self.model.layers:
-                high = middle
-            else:
-                low = middle
-        return max(least, low)
+        return max(stages.busiest, (self.model.global_batch // shape.batch - 1) * each * min(shape.pp - 1, 2))
 
     @memo
     def _communication(self, shape: Shape) -> tuple[float, float, float]:

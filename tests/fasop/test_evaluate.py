@@ -18,7 +18,7 @@ from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.layout import Described, Layout, LayoutStage, Replica, of_plan, read_layouts
 from fasop.plans.options import Options
-from fasop.plans.plan import Goal, write_plans
+from fasop.plans.plan import Goal, plans_json
 from fasop.plans.shapes import Part, Shape
 from fasop.schedule import deepspeed
 from fasop.search.planner import Planner
@@ -184,7 +184,7 @@ def test_the_command_takes_plans_of_the_search_and_another_cluster(
     model, (cluster,) = find_model("gpt2-xl"), load_clusters("paper-gpt2xl")
     (plan,) = search(model, [cluster], [read_costs()], [Options()], Goal(top=1, pp=8))
     path = tmp_path / "plans.json"
-    write_plans(path, [plan])
+    path.write_text(plans_json([plan]))
     faster = tmp_path / "faster.yaml"
     faster.write_text(
         "clusters: {faster: {gpus_per_node: 4, gpus: {A10: {nodes: 8, memory_gib: 22.2, price_per_hour: 8,"

@@ -16,7 +16,7 @@ import fasop
 from fasop.commands import plan as plan_command
 from fasop.errors import PlanError
 from fasop.output.frameworks import exported
-from fasop.plans.plan import Plan, write_plans
+from fasop.plans.plan import Plan, plans_json
 from megatron_lm import plan_settings
 
 
@@ -61,7 +61,7 @@ def test_what_a_framework_cannot_run_is_refused(
 
 
 def test_the_command_writes_the_file(plan: Plan, tmp_path: Path) -> None:
-    write_plans(tmp_path / "plans.json", [plan])
+    (tmp_path / "plans.json").write_text(plans_json([plan]))
     out = tmp_path / "plan.toml"
     words = [str(tmp_path / "plans.json"), "--format", "torchtitan", "--output", str(out)]
     assert plan_settings.main(words) == 0 and "[training]" in out.read_text()

@@ -77,7 +77,7 @@ def test_a_config_is_planned_by_its_path(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "can't be read as a model's config.json"),
+        ("{", "not a model's config.json"),
         ('{"model_type": "mamba"}', "model_type is 'mamba', which can't be planned"),
         ('{"model_type": {"a": 1}}', "model_type is .*, which can't be planned"),
         ('{"model_type": "llama", "text_config": 5}', "lacks hidden_size"),

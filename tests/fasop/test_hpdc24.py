@@ -53,15 +53,12 @@ def test_every_row_of_the_published_tool_in_its_order(
     assert len(rows := rows[::one_in]) == len(expected)
     clusters = load_clusters(cluster)
     text = io.StringIO()
-    csv.writer(text).writerows(
-        hpdc24.csv_row(row, clusters[row.candidate.cluster], 12_500_000) for row in rows
-    )
+    csv.writer(text).writerows(hpdc24.csv_row(row, clusters[row.cluster], 12_500_000) for row in rows)
     found = list(csv.reader(io.StringIO(text.getvalue())))
     for row, mine, theirs in zip(rows, found, expected, strict=True):
-        candidate = row.candidate
-        degrees = (candidate.mbs, candidate.tp, candidate.dp, candidate.pp)
+        degrees = (row.mbs, row.tp, row.dp, row.pp)
         assert degrees == tuple(int(float(theirs[key])) for key in ("mbs", "tp", "dp", "pp"))
-        assert candidate.placement == tuple(NAMES[n] for n in ast.literal_eval(theirs["node placement"]))
+        assert row.placement == tuple(NAMES[n] for n in ast.literal_eval(theirs["node placement"]))
         assert mine[4] == theirs["node placement"] and mine[7] == theirs["partition"]
         assert mine[13] == theirs["is_oom"] and mine[15] == theirs["is_fsdp_oom"]
         # Printed to four decimals; a half may be rounded either way.
@@ -74,7 +71,7 @@ def test_every_row_of_the_published_tool_in_its_order(
 
 def test_t5_is_split_so_that_both_halves_have_whole_stages() -> None:
     for row in rows_of("t5", "paper-t5"):
-        if row.candidate.pp > 1:
+        if row.pp > 1:
             assert 25 in np.cumsum(row.partition)
 
 

@@ -1,14 +1,11 @@
-"""``python -m fasop plan`` and the thin commands, as a user runs them."""
+"""``python -m fasop plan``, as a user runs it."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +14,7 @@ import pytest
 from fasop.__main__ import main
 from fasop.errors import PlanError
 from fasop.output.report import COLUMNS
-from fasop.plans.plan import plans_json, read_plans, write_plans
+from fasop.plans.plan import plans_json, read_plans
 
 BERT = ["plan", "--model", "bert-large", "--cluster", "paper-bert-het"]
 
@@ -59,9 +56,6 @@ def test_json_is_the_file_of_plans(capsys: pytest.CaptureFixture[str], tmp_path:
     plans = read_plans(path)
     assert len(plans) == 2 and json.loads(text)["format"] == 2
     assert plans_json(plans) + "\n" == text
-    write_plans(tmp_path / "again.json", plans)
-    assert read_plans(tmp_path / "again.json") == plans
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["again.json", "plans.json"]
 
 
 @pytest.mark.parametrize(("cost_model", "rows"), [("hpdc24", 356), ("exact", 89)])
@@ -196,8 +190,6 @@ def test_a_plan_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert sentence in str(caught.value)
     with pytest.raises(PlanError, match="can't be read"):
         read_plans(tmp_path / "none.json")
-    with pytest.raises(FileNotFoundError):
-        write_plans(tmp_path / "no" / "plans.json", [])
 
 
 @pytest.mark.parametrize(
@@ -250,18 +242,9 @@ def test_a_plan_with_missing_units_is_refused(tmp_path: Path, capsys: pytest.Cap
     path.write_text(run(capsys, *BERT, "--top", "1", "--json"), encoding="utf-8")
     (plan,) = read_plans(path)
     first, *others = plan.partition
-    write_plans(path, [replace(plan, partition=(first + 1, *others))])
+    path.write_text(plans_json([replace(plan, partition=(first + 1, *others))]))
     with pytest.raises(PlanError, match="partition has 27 units, bert-large has 26"):
         read_plans(path)
-
-
-@pytest.mark.parametrize("script", ["FASOP_345m.py", "FASOP_1.5b.py", "FASOP_pareto.py"])
-def test_the_thin_commands(repo_root: Path, tmp_path: Path, script: str) -> None:
-    flags = ["--cost-model", "hpdc24", "--top", "2"]
-    command = [sys.executable, str(repo_root / "fasop" / script), *flags]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ})
-    assert done.returncode == 0, done.stderr
-    assert "Plan 1 has the shortest step" in done.stdout and done.stderr == ""
 
 
 def test_help_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:

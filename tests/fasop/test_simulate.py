@@ -17,7 +17,7 @@ from chakra_et.report.schedule import schedule_page
 from fasop.__main__ import main
 from fasop.commands.simulate import KINDS, picture
 from fasop.errors import PlanError
-from fasop.plans.plan import Plan, StageChoice, StageParts, read_plans, write_plans
+from fasop.plans.plan import Plan, StageChoice, StageParts, plans_json, read_plans
 from fasop.schedule import events as events_
 from megatron_lm import plan_settings
 from tests.fasop import fasop_cases as cases
@@ -294,7 +294,7 @@ def test_the_published_partition_in_megatrons_count(plans: Path) -> None:
 
 def one(plans: Path, folder: Path, **changes) -> str:
     path = folder / "one.json"
-    write_plans(path, [dataclasses.replace(read_plans(plans)[0], **changes)])
+    path.write_text(plans_json([dataclasses.replace(read_plans(plans)[0], **changes)]))
     return str(path)
 
 
