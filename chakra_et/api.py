@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from chakra_et.errors import TraceError
 from chakra_et.export import tables
 from chakra_et.export.tables import Table
-from chakra_et.export.window import all_nodes
 from chakra_et.predict.command import PredictConfig, changes
 from chakra_et.predict.predict import Prediction
 from chakra_et.predict.predict import predict as _predict
@@ -128,12 +127,12 @@ class Job:
     @cached_property
     def nodes(self) -> Table:
         """Operators, calls, kernels, copies and communication: one row each, times in ns on one clock."""
-        return tables.nodes(all_nodes(self.shown))
+        return tables.nodes(self.shown)
 
     @cached_property
     def edges(self) -> Table:
         """Dependencies: the target waits for the source."""
-        return tables.edges(all_nodes(self.shown))
+        return tables.edges(self.shown)
 
     @cached_property
     def operators(self) -> Table:

@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 
 from chakra_et.export.perfetto import Event, Slices
-from chakra_et.export.window import Window
-from chakra_et.report.columns import NODE_KINDS, edge_kinds
-from chakra_et.report.timeline import curves, queues
+from chakra_et.report.columns import EDGE_NAMES, NODE_KINDS, edge_kinds, name_codes, page_kinds
+from chakra_et.report.run import ReportRun
+from chakra_et.report.timeline import curves, lay_out, queues
 from chakra_et.report.times import WHOLE, find_steps
 from chakra_et.traces.records import read_records
 
@@ -95,70 +95,87 @@ class _Taker:
         pass
 
 
-def write_kineto(window: Window, rank: int, file: IO[bytes]) -> None:
-    """Write what ``window`` has of ``rank`` as PyTorch's profiler would, compressed."""
-    info = {"rank": rank, "world_size": len(window.run.ranks)}
-    events = [event for event in _of_rank(window, rank) if event.get("cat") not in OTHERS]
-    main = next(row for row in window.used_rows() if window.rows[row].rank == rank)
-    for step in find_steps(window.run):
-        if step.rank == rank and step.name != WHOLE:
-            name = f"ProfilerStep#{step.name}"
-            events.append(_span(name, "user_annotation", CPU, main, step.start_ns, step.end_ns, {}))
-    document = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}
-    with packed(file) as written:
-        written.write(json.dumps(document, separators=(",", ":")).encode())
+class NodeEvents:
+    """The nodes of a run as events, each rank with a process for its CPU (1) and one for its device (0).
 
+    An end is cut at the start of the next node of its row of the timeline: starts and durations are rounded
+    to µs independently, and viewers would take neighbours that overlap by a µs for nested ones.
+    """
 
-def node_events(window: Window, use: Use) -> None:
-    """The nodes of all ranks, each with a process for its CPU and one for its device, dependencies between
-    rows as flows, and counters."""
-    run, rows = window.run, window.row
-    process = [2 * row.rank + 1 + (DEVICE if row.kind == "gpu" else CPU) for row in window.rows]
-    for rank in dict.fromkeys(window.rank.tolist()):
-        for event in _of_rank(window, rank):
-            use(event | {"pid": event["pid"] + 2 * rank + 1})  # Perfetto keeps 0 for the idle process
-    across = np.flatnonzero(rows[window.source] != rows[window.target])
-    for number, edge in enumerate(across.tolist()):
-        for kind, at in (("s", int(window.source[edge])), ("f", int(window.target[edge]))):
-            row = int(rows[at])
-            place = {"pid": process[row], "tid": row, "ts": int(window.start_ns[at]) / 1000}
-            use({"ph": kind, "id": number, "name": window.edge_kind[edge], "cat": "dependency", **place})
-    for curve in (*curves(run), *queues(run, edge_kinds(run))):
-        for label, levels in curve.lines().items():
-            for time, level in zip(curve.time_ns.tolist(), levels.tolist(), strict=True):
-                place = {"pid": 2 * curve.rank + 1 + CPU, "ts": time / 1000}
-                use({"ph": "C", "name": label, **place, "args": {"value": max(level, 0)}})
+    def __init__(self, run: ReportRun) -> None:
+        self.run, (self.rows, self.row) = run, lay_out(run)
+        self.process = [DEVICE if row.kind == "gpu" else CPU for row in self.rows]
+        self.order = np.lexsort((run.end_ns, run.start_ns, self.row))
+        first, second = self.order[:-1], self.order[1:]
+        limit = np.maximum(run.start_ns[second], run.start_ns[first])
+        same = self.row[first] == self.row[second]
+        self.end_ns = run.end_ns.copy()
+        self.end_ns[first[same]] = np.minimum(run.end_ns[first], limit)[same]
+        self.edge_kind = edge_kinds(run)
+        launches = self.edge_kind == EDGE_NAMES.index("launch")
+        self.launched = np.full(len(run.graph), -1)
+        self.launched[run.graph.source[launches]] = run.graph.target[launches]
+        (self.name, self.names), self.kind = name_codes(run), page_kinds(run)
 
+    def of_rank(self, rank: int) -> Iterator[Event]:
+        """The names of processes and threads, then the nodes row by row."""
+        run, graph = self.run, self.run.graph
+        yield _about("process_name", {"name": f"rank {rank}"}, CPU)
+        yield _about("process_name", {"name": f"rank {rank}, device"}, DEVICE)
+        for number, row in enumerate(self.rows):
+            if row.rank == rank:
+                yield _about("thread_name", {"name": row.label}, self.process[number], number)
+        size = graph.attribute("comm_size", 0)
+        own = graph.trace_of[self.order] == run.ranks.index(rank)
+        for at in self.order[own].tolist():
+            row, kind, number = int(self.row[at]), NODE_KINDS[self.kind[at]], int(run.ids[at])
+            on_device = self.process[row] == DEVICE
+            category = CATEGORIES.get(kind, kind)
+            if kind == "transfer":
+                category = "kernel" if on_device else "cpu_op"
+            parent, launched = run.parent[at], self.launched[at]
+            args: Event = {"id": number, "External id": int(run.ids[parent]) if parent >= 0 else number}
+            if on_device:
+                args |= {"device": DEVICE, "stream": row, "correlation": number}
+            elif launched >= 0:
+                args["correlation"] = int(run.ids[launched])
+            if size[at]:
+                args |= {"bytes": int(size[at]), "waits for ranks ns": int(run.wait_ns[at])}
+            times = int(run.start_ns[at]), int(self.end_ns[at])
+            yield _span(self.names[self.name[at]], category, self.process[row], row, *times, args)
 
-def _of_rank(window: Window, rank: int) -> Iterator[Event]:
-    run = window.run
-    rows = [row for row in window.used_rows() if window.rows[row].rank == rank]
-    process = {row: DEVICE if window.rows[row].kind == "gpu" else CPU for row in rows}
-    yield _about("process_name", {"name": f"rank {rank}"}, CPU)
-    yield _about("process_name", {"name": f"rank {rank}, device"}, DEVICE)
-    for row in rows:
-        yield _about("thread_name", {"name": window.rows[row].label}, process[row], row)
-    own = np.flatnonzero(window.rank == rank)
-    parent = run.parent[window.node]
-    edges = zip(window.source.tolist(), window.target.tolist(), window.edge_kind, strict=True)
-    launched = {source: target for source, target, kind in edges if kind == "launch"}
-    size, wait = run.graph.attribute("comm_size", 0)[window.node], run.wait_ns[window.node]
-    for at in own.tolist():
-        row, kind = int(window.row[at]), NODE_KINDS[int(window.kind[at])]
-        on_device, number = process[row] == DEVICE, int(window.id[at])
-        category = CATEGORIES.get(kind, kind)
-        if kind == "transfer":
-            category = "kernel" if on_device else "cpu_op"
-        args: dict[str, Any] = {"id": number}
-        args["External id"] = int(run.ids[parent[at]]) if parent[at] >= 0 else number
-        if on_device:
-            args |= {"device": DEVICE, "stream": row, "correlation": number}
-        elif at in launched:
-            args["correlation"] = int(window.id[launched[at]])
-        if size[at]:
-            args |= {"bytes": int(size[at]), "waits for ranks ns": int(wait[at])}
-        start, end = int(window.start_ns[at]), int(window.end_ns[at])
-        yield _span(window.names[int(window.name[at])], category, process[row], row, start, end, args)
+    def write_all(self, use: Use) -> None:
+        """Also dependencies between rows, as flows, and counters."""
+        run, graph = self.run, self.run.graph
+        for rank in run.ranks:
+            for event in self.of_rank(rank):
+                use(event | {"pid": event["pid"] + 2 * rank + 1})  # Perfetto keeps 0 for the idle process
+        for number in np.flatnonzero(self.row[graph.source] != self.row[graph.target]).tolist():
+            for kind, at in (("s", graph.source[number]), ("f", graph.target[number])):
+                row = int(self.row[at])
+                place = {"pid": self.process[row] + 2 * self.rows[row].rank + 1, "tid": row}
+                about = {"name": EDGE_NAMES[self.edge_kind[number]], "cat": "dependency"}
+                use({"ph": kind, "id": number, **about, **place, "ts": int(run.start_ns[at]) / 1000})
+        for curve in (*curves(run), *queues(run, self.edge_kind)):
+            place = {"pid": 2 * curve.rank + 1 + CPU}
+            for label, levels in curve.lines().items():
+                for time, level in zip(curve.time_ns.tolist(), levels.tolist(), strict=True):
+                    args = {"value": max(level, 0)}
+                    use({"ph": "C", "name": label, **place, "ts": time / 1000, "args": args})
+
+    def write_kineto(self, rank: int, file: IO[bytes]) -> None:
+        """Write the nodes of ``rank`` as PyTorch's profiler would, compressed, with its steps as
+        annotations."""
+        info = {"rank": rank, "world_size": len(self.run.ranks)}
+        events = [event for event in self.of_rank(rank) if event.get("cat") not in OTHERS]
+        main = next(number for number, row in enumerate(self.rows) if row.rank == rank)
+        for step in find_steps(self.run):
+            if step.rank == rank and step.name != WHOLE:
+                times = step.start_ns, step.end_ns
+                events.append(_span(f"ProfilerStep#{step.name}", "user_annotation", CPU, main, *times, {}))
+        document = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}
+        with packed(file) as written:
+            written.write(json.dumps(document, separators=(",", ":")).encode())
 
 
 def _about(name: str, args: Event, pid: int, tid: int | None = None) -> Event:

@@ -24,8 +24,6 @@ from typing import IO, Literal
 from chakra_et import cli
 from chakra_et.errors import TraceError
 from chakra_et.export import chrome, tables
-from chakra_et.export.tables import Table
-from chakra_et.export.window import Window, all_nodes
 from chakra_et.files import atomic_file
 from chakra_et.report.columns import PHASES
 from chakra_et.report.inputs import RunInput, device_traces, find_run
@@ -35,34 +33,7 @@ from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.traces.records import open_trace
 
 Format = Literal["perfetto", "chrome", "parquet", "csv", "tensorboard"]
-Write = Callable[[Window, IO[bytes]], None]
-
-
-def _tables(ending: str, write: Callable[[Table, IO[bytes]], None]) -> dict[str, Write]:
-    """Nodes and edges that were chosen, and the tables of the whole run."""
-    made: dict[str, Callable[[Window], Table]] = {"nodes": tables.nodes, "edges": tables.edges}
-    made |= {name: partial(_of_run, table) for name, table in tables.OF_RUN.items()}
-    return {f"_{name}{ending}": partial(_write_table, table, write) for name, table in made.items()}
-
-
-def _of_run(table: Callable[[ReportRun], Table], window: Window) -> Table:
-    return table(window.run)
-
-
-def _write_table(
-    table: Callable[[Window], Table],
-    write: Callable[[Table, IO[bytes]], None],
-    window: Window,
-    file: IO[bytes],
-) -> None:
-    write(table(window), file)
-
-
-# The files of a format, by the ends of their names.
-FILES: dict[str, dict[str, Write]] = {
-    "parquet": _tables(".parquet", tables.write_parquet),
-    "csv": _tables(".csv", tables.write_csv),
-}
+WRITERS = {"parquet": tables.write_parquet, "csv": tables.write_csv}
 # Those that keep a run as it was recorded.
 RECORDED = {
     "perfetto": (".pftrace", chrome.write_perfetto),
@@ -132,21 +103,21 @@ def export(config: ExportConfig) -> None:
         traces = {} if config.nodes else _recorded_traces(chosen)
         source: chrome.Source = partial(chrome.recorded_events, traces)
         if not traces:
-            source = partial(chrome.node_events, all_nodes(load(chosen)))
+            source = chrome.NodeEvents(load(chosen)).write_all
         count = _write(path, path.suffix == ".gz", partial(write_events, source))
         of = f"of {len(traces)} ranks, as they were recorded" if traces else "that are nodes of .et files"
         print(f"{count:,} slices {of}")
         return
     run = load(chosen)
-    window = all_nodes(run)
     if form == "tensorboard":
         folder = config.output or f"{beside}_tensorboard"
-        to_tensorboard(window, Path(folder), device_traces(chosen)[0])
+        to_tensorboard(run, Path(folder), device_traces(chosen)[0])
         print(f"{folder}: look at it by `tensorboard --logdir {folder}`")
     else:
-        for ending, write in FILES[form].items():
-            _write(Path(f"{config.output or beside}{ending}"), False, partial(write, window))
-        print(f"{len(window):,} nodes, {len(window.source):,} dependencies")
+        for name, table in tables.TABLES.items():
+            path = Path(f"{config.output or beside}_{name}.{form}")
+            _write(path, False, partial(WRITERS[form], table(run)))
+        print(f"{len(run.graph):,} nodes, {len(run.graph.source):,} dependencies")
 
 
 def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
@@ -164,21 +135,21 @@ def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
             yield step.rank, int(step.name) if step.name.isdigit() else 0, name, ns
 
 
-def to_tensorboard(window: Window, folder: Path, recorded: Mapping[int, Path]) -> None:
+def to_tensorboard(run: ReportRun, folder: Path, recorded: Mapping[int, Path]) -> None:
     """Write scalars to FOLDER/NAME/rankN, and the trace of each rank to FOLDER/NAME/rankN.pt.trace.json.gz,
     where TensorBoard's plugin looks for it.
 
-    ``recorded``: rank → its device trace, which is taken as it is; ranks without one get what ``window`` has.
+    ``recorded``: rank → its device trace, which is taken as it is; ranks without one get their nodes.
     Raises ``TraceError`` where torch or tensorboard is not installed.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise TraceError("tensorboard needs torch and tensorboard: pip install torch tensorboard") from None
-    run = window.run
     found = list(scalars(run))
     place = folder / run.name
-    for rank in sorted(set(window.rank.tolist())):
+    events = chrome.NodeEvents(run)
+    for rank in run.ranks:
         with SummaryWriter(str(place / f"rank{rank}")) as writer:
             for of_rank, step, name, ns in found:
                 if of_rank == rank:
@@ -188,4 +159,4 @@ def to_tensorboard(window: Window, folder: Path, recorded: Mapping[int, Path]) -
                 with open_trace(recorded[rank]) as trace, chrome.packed(file) as written:
                     shutil.copyfileobj(trace, written)
             else:
-                chrome.write_kineto(window, rank, file)
+                events.write_kineto(rank, file)

@@ -17,19 +17,21 @@ import numpy as np
 from chakra_et.diagnose.rates import KernelClass
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
-from chakra_et.export.window import Window
 from chakra_et.files import atomic_file
 from chakra_et.report import collectives as communication
 from chakra_et.report.columns import (
     COMM_NAMES,
+    EDGE_NAMES,
     NODE_KINDS,
     PHASES,
     comm_types,
+    edge_kinds,
     name_codes,
     page_kinds,
     shared_codes,
 )
 from chakra_et.report.run import ReportRun
+from chakra_et.report.timeline import lay_out
 from chakra_et.report.times import Entry, by_name, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 
@@ -101,36 +103,36 @@ class Table:
         return self.arrow().__arrow_c_stream__(requested_schema)
 
 
-def nodes(window: Window) -> Table:
-    """Columns of nodes: times in ns on the run's clock, text where names are known, None for none."""
-    run, node = window.run, window.node
+def nodes(run: ReportRun) -> Table:
+    """Rank by rank, row by row of the timeline: times in ns on the run's clock, text where names are known,
+    None for none."""
+    graph, (rows, row_of) = run.graph, lay_out(run)
+    node = np.lexsort((run.end_ns, run.start_ns, row_of))
+    row = [rows[at] for at in row_of[node].tolist()]
+    code, names = name_codes(run)
     phase, _ = shared_codes(run, "phase", PHASES)
     module, modules = shared_codes(run, "module")
-    communicates = run.graph.types[node] >= NodeType.COMM_SEND
-    types = np.where(communicates, comm_types(run)[node], -1)
-    groups = np.where(communicates, run.graph.group[node], -1)
-    parent = run.parent[node]
-    on_path = np.zeros(len(run.graph), dtype=bool)
+    communicates = graph.types >= NodeType.COMM_SEND
+    on_path = np.zeros(len(graph), dtype=bool)
     if run.path is not None:
         on_path[run.path.node] = True
     found: dict[str, list[Any]] = {
-        "rank": window.rank.tolist(),
-        "id": window.id.tolist(),
-        "name": _texts(window.names, window.name),
-        "kind": _texts(NODE_KINDS, window.kind),
-        "row": [window.rows[row].label for row in window.row.tolist()],
-        "start_ns": window.start_ns.tolist(),
-        "duration_ns": (run.end_ns[node] - window.start_ns).tolist(),
+        "rank": [each.rank for each in row],
+        "id": run.ids[node].tolist(),
+        "name": _texts(names, code[node]),
+        "kind": _texts(NODE_KINDS, page_kinds(run)[node]),
+        "row": [each.label for each in row],
+        "start_ns": run.start_ns[node].tolist(),
+        "duration_ns": (run.end_ns - run.start_ns)[node].tolist(),
         "wait_ns": run.wait_ns[node].tolist(),
         "phase": _texts(PHASES, phase[node]),
         "module": _texts(modules, module[node]),
-        "parent": _known(np.where(parent >= 0, run.ids[parent], -1)),
-        "comm_type": _texts(COMM_NAMES, types),
-        "comm_group": _texts(run.graph.groups, groups),
+        "parent": _known(np.where(run.parent >= 0, run.ids[run.parent], -1)[node]),
+        "comm_type": _texts(COMM_NAMES, np.where(communicates, comm_types(run), -1)[node]),
+        "comm_group": _texts(graph.groups, np.where(communicates, graph.group, -1)[node]),
         "on_critical_path": on_path[node].tolist(),
     }
-    for name in ATTRIBUTES:
-        found[name] = _known(run.graph.attribute(name, -1)[node])
+    found |= {name: _known(graph.attribute(name, -1)[node]) for name in ATTRIBUTES}
     return Table(found)
 
 
@@ -142,13 +144,14 @@ def _texts(table: Sequence[str], index: np.ndarray) -> list[str | None]:
     return [table[at] if at >= 0 else None for at in index.tolist()]
 
 
-def edges(window: Window) -> Table:
+def edges(run: ReportRun) -> Table:
     """Dependencies: the rank and both ids; the target waits for the source."""
+    source, target = run.graph.source, run.graph.target
     columns: dict[str, list[Any]] = {
-        "rank": window.rank[window.target].tolist(),
-        "source": window.id[window.source].tolist(),
-        "target": window.id[window.target].tolist(),
-        "kind": window.edge_kind,
+        "rank": [run.ranks[at] for at in run.graph.trace_of[target].tolist()],
+        "source": run.ids[source].tolist(),
+        "target": run.ids[target].tolist(),
+        "kind": _texts(EDGE_NAMES, edge_kinds(run)),
     }
     return Table(columns)
 
@@ -202,14 +205,15 @@ def critical_path(run: ReportRun) -> Table:
     return Table(columns)
 
 
-OF_RUN: dict[str, Callable[[ReportRun], Table]] = {
+SHEETS: dict[str, Callable[[ReportRun], Table]] = {
     "steps": steps,
     "kernel_classes": kernel_classes,
     "operators": operators,
     "collectives": collectives,
     "critical_path": critical_path,
 }
-"""The tables of a run, beside those of its nodes and edges."""
+"""The tables of a workbook, which nodes and edges don't fit in."""
+TABLES = {"nodes": nodes, "edges": edges, **SHEETS}
 
 
 def _columns(entries: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]:
@@ -245,7 +249,7 @@ def write_workbook(run: ReportRun, headline: list[str], path: Path) -> None:
     except ImportError:
         raise TraceError("--xlsx needs openpyxl: pip install 'mosim-llms[excel]'") from None
     book = openpyxl.Workbook(write_only=True)
-    found = {name: table(run) for name, table in OF_RUN.items()}
+    found = {name: table(run) for name, table in SHEETS.items()}
     used = dict.fromkeys(column for table in found.values() for column in table.columns)
     meaning = [dictionary()[column] for column in used]
     found = {"summary": Table({"summary": list(headline)})} | found

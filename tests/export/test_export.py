@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.export.tables import OF_RUN, dictionary, edges, nodes
-from chakra_et.export.window import all_nodes
+from chakra_et.export.tables import SHEETS, TABLES, dictionary
 from tests.report.made_run import made_run, write_run
 
 
@@ -139,12 +138,12 @@ def test_parquet_tables(tmp_path: Path) -> None:
     for file in tmp_path.glob("made_*.parquet"):
         for column in parquet.read_schema(file):
             assert column.metadata[b"description"], (file.name, column.name)
-    assert len(list(tmp_path.glob("made_*.parquet"))) == 2 + len(OF_RUN)
+    assert len(list(tmp_path.glob("made_*.parquet"))) == len(TABLES)
 
 
 def test_every_column_is_described_and_every_description_used(tmp_path: Path) -> None:
     run = made_run(tmp_path)
-    found = [nodes(all_nodes(run)), edges(all_nodes(run)), *(table(run) for table in OF_RUN.values())]
+    found = [table(run) for table in TABLES.values()]
     assert {name for table in found for name in table.columns} == set(dictionary())
 
 
@@ -155,7 +154,7 @@ def test_a_workbook_has_the_tables(tmp_path: Path) -> None:
     command = ["report", str(tmp_path / "made"), "-o", str(tmp_path / "made.html"), "--xlsx", str(path)]
     assert main(command) == 0
     book = openpyxl.load_workbook(path)
-    assert book.sheetnames == ["summary", *OF_RUN, "columns"]
+    assert book.sheetnames == ["summary", *SHEETS, "columns"]
     operators = list(book["operators"].values)
     assert "'=1+1" in {row[operators[0].index("name")] for row in operators}, "a name is no formula"
     assert len(list(book["steps"].values)) == 3
