@@ -7,6 +7,7 @@ for ``chakra-et predict --gpu``; ``docs/HOW_TRUE.md`` says how true these times 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class KernelClass:
-    """All device work of one of ``operator_calls.CLASSES``, all ranks; see ``times.Entry`` for the rates."""
+    """All device work of one kind, all ranks; see ``times.Entry`` for the rates."""
 
     kind: str
     count: int
@@ -63,6 +64,26 @@ class KernelClass:
     bytes_per_second: float | None
     of_peak: float | None
     times_usual: float | None
+
+
+@dataclass(frozen=True)
+class Kernel(KernelClass):
+    """A kernel, or on ranks without devices an operator, by its name."""
+
+    name: str
+    on_cpu: bool
+
+    def __str__(self) -> str:
+        rate = ""
+        if self.per_second and self.kind == node_classes.CLASSES[node_classes.COMPUTE]:
+            rate = f", {self.per_second / 1e12:.3g} TFLOP/s"
+        elif self.bytes_per_second:
+            rate = f", {self.bytes_per_second / 1e9:,.0f} GB/s"
+        if rate and self.of_peak:
+            rate += f" ({self.of_peak:.0%} of the peak)"
+        if self.times_usual:
+            rate += f", {self.times_usual:.1f} × the usual time"
+        return f"{shortened(self.name, LONGEST)} {self.share:.0%}{rate}"
 
 
 def find_rates(run: Run) -> Rates:
@@ -101,19 +122,45 @@ def _times(model: GpuModel, work: OperatorCall, taken_ns: float) -> tuple[float,
 
 
 def kernel_classes(run: Run, found: Rates) -> list[KernelClass]:
-    """The classes of kernels that a run has, the most time first."""
-    node, classes = np.flatnonzero(found.kind >= 0), len(CLASSES)
-    kind, length = found.kind[node], run.graph.duration_ns[node]
-    count, time = (np.bincount(kind, each, classes) for each in (None, length))
-    amounts = [amount_per_second(run.graph.attribute(of, 0)[node], kind, length, classes) for of in WORK]
-    against = Rates(found.gpu, kind, found.least_ns[node], found.usual_ns[node]).of(kind, length, classes)
-    rows = []
-    for at in np.argsort(-time, kind="stable").tolist():
-        if count[at]:
-            share = float(time[at] / max(time.sum(), 1))
-            rates = (each[at] for each in amounts)
-            rows.append(KernelClass(CLASSES[at], int(count[at]), int(time[at]), share, *rates, *against[at]))
-    return rows
+    """Device work by ``operator_calls.CLASSES``, the most time first."""
+    grouped = _grouped(run, found, found.kind, found.kind >= 0)
+    return [KernelClass(CLASSES[at], *figures) for at, *figures in grouped]
+
+
+def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
+    """The ``LISTED`` names with the most time, of devices or else of the operators of the CPU. ``kind``: the
+    class of most of its nodes."""
+    chosen = device if device.any() else run.kind == KINDS.index("operator")
+    chosen = chosen & np.array([name != node_classes.BEFORE for name in run.names])[run.name_of]
+    found = []
+    for name, *figures in _grouped(run, find_rates(run), run.name_of, chosen)[:LISTED]:
+        kind = node_classes.CLASSES[int(np.bincount(classes[(run.name_of == name) & chosen]).argmax())]
+        found.append(Kernel(kind, *figures, name=run.names[name], on_cpu=not device.any()))
+    return found
+
+
+def _grouped(run: Run, found: Rates, index: np.ndarray, chosen: np.ndarray) -> list[tuple[Any, ...]]:
+    """(index, *figures as in ``KernelClass``) of the chosen nodes (bool[N]) by ``index`` (int64[N]), the most
+    time first."""
+    node = np.flatnonzero(chosen)
+    index, length = index[node], run.graph.duration_ns[node]
+    counts = np.bincount(index)
+    time = np.bincount(index, length)
+    amounts = [amount_per_second(run.graph.attribute(of, 0)[node], index, length, len(counts)) for of in WORK]
+    rates = Rates(found.gpu, found.kind, found.least_ns[node], found.usual_ns[node])
+    against = rates.of(index, length, len(counts))
+    return [
+        (
+            at,
+            int(counts[at]),
+            int(time[at]),
+            float(time[at] / time.sum()),
+            *(each[at] for each in amounts),
+            *against[at],
+        )
+        for at in np.argsort(-time, kind="stable").tolist()
+        if time[at]
+    ]
 
 
 def amount_per_second(
@@ -125,70 +172,3 @@ def amount_per_second(
     lasts = np.bincount(index[known], length[known], count)
     rate = np.divide(total * 1e9, lasts, out=np.zeros(count), where=lasts > 0)
     return [each or None for each in rate.tolist()]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel (on ranks without devices, an operator) by name: ``share`` of the time of all, ``time_ms`` per
-    step and rank; ``flops`` and ``bytes_per_s`` over its time, None where the files lack its work;
-    ``of_peak``: which part of the GPU's peak that is, and ``times_usual``: how many times as long as such
-    work usually takes there, as above."""
-
-    name: str
-    kind: str
-    share: float
-    time_ms: float
-    count: float
-    flops: float | None
-    bytes_per_s: float | None
-    of_peak: float | None = None
-    times_usual: float | None = None
-    on_cpu: bool = False
-
-    def __str__(self) -> str:
-        rate = ""
-        if self.flops and self.kind == node_classes.CLASSES[node_classes.COMPUTE]:
-            rate = f", {self.flops / 1e12:.3g} TFLOP/s"
-        elif self.bytes_per_s:
-            rate = f", {self.bytes_per_s / 1e9:,.0f} GB/s"
-        if rate and self.of_peak:
-            rate += f" ({self.of_peak:.0%} of the peak)"
-        if self.times_usual:
-            rate += f", {self.times_usual:.1f} × the usual time"
-        return f"{shortened(self.name, LONGEST)} {self.share:.0%}{rate}"
-
-
-def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
-    """The ``LISTED`` names with the most time, of devices or else of the operators of the CPU."""
-    chosen = device if device.any() else run.kind == KINDS.index("operator")
-    chosen = chosen & np.array([name != node_classes.BEFORE for name in run.names])[run.name_of]
-    columns = (
-        run.measured.own_ns,
-        chosen,
-        *(run.graph.attribute(of, 0) for of in ("num_ops", "tensor_size")),
-    )
-    spent, count, operations, moved = (
-        np.bincount(run.name_of, np.where(chosen, each, 0).astype(float), len(run.names)) for each in columns
-    )
-    times = sum(max(len(steps.names), 1) for steps in run.steps)
-    against = find_rates(run).of(run.name_of, run.graph.duration_ns, len(run.names))
-    found = []
-    for name in np.argsort(-spent, kind="stable")[:LISTED].tolist():
-        if not spent[name]:
-            break
-        of = classes[(run.name_of == name) & chosen]
-        found.append(
-            Kernel(
-                run.names[name],
-                node_classes.CLASSES[int(np.bincount(of).argmax())],
-                float(spent[name] / max(spent.sum(), 1)),
-                float(spent[name] / 1e6 / times),
-                float(count[name] / times),
-                float(operations[name] / spent[name] * 1e9) or None,
-                float(moved[name] / spent[name] * 1e9) or None,
-                against[name][0],
-                against[name][1],
-                not device.any(),
-            )
-        )
-    return found

@@ -20,21 +20,7 @@ from chakra_et.diagnose.gains import (
     step_ms,
     uneven_steps,
 )
-from chakra_et.diagnose.node_classes import (
-    ALLOCATING,
-    CLASSES,
-    COMMUNICATION,
-    COMPILING,
-    COMPUTE,
-    COPYING,
-    HOST,
-    LOADING,
-    MEMORY,
-    ON_DEVICE,
-    STARTING,
-    node_classes,
-    on_devices,
-)
+from chakra_et.diagnose.node_classes import CLASSES, LOADING, ON_DEVICE, node_classes, on_devices
 from chakra_et.diagnose.rates import LISTED, LONGEST, Kernel, top_kernels
 from chakra_et.et.node_attributes import in_phase
 from chakra_et.simulate.run import Run, together
@@ -47,8 +33,6 @@ WORTH = 0.01
 """Changes with less gain aren't listed."""
 BUSY, MOSTLY, IDLE, ABOVE = 0.9, 0.8, 0.25, 1.1
 OUTSIDE = "outside of operators"
-DEVICE = -1
-"""All work of the device together."""
 _PHASES = (b"forward", b"backward", b"optimizer")
 
 BOUND_BY = {
@@ -156,18 +140,16 @@ def diagnose(run: Run) -> Diagnosis:
     skew = 1 - step_ms(aligned) / step if step else 0.0
     slow, slow_gain = slow_ranks(aligned)
     slow = slow if slow_gain >= WORTH else []
-    chosen = {number: classes == number for number in np.unique(classes).tolist()}
-    chosen[DEVICE] = np.isin(classes, ON_DEVICE)
 
-    def faster(of: int, factor: float) -> float:
-        return gain(aligned, Faster(chosen[of], factor)) or 0.0 if of in chosen else 0.0
+    def faster(name: str, factor: float) -> float:
+        chosen = np.isin(classes, ON_DEVICE) if name == "device" else classes == CLASSES.index(name)
+        return gain(aligned, Faster(chosen, factor)) or 0.0 if chosen.any() else 0.0
 
-    gone = {of: faster(of, 0.0) for of in (LOADING, COMPILING, ALLOCATING, COPYING, STARTING)}
-    halved = {of: faster(of, 0.5) for of in (COMPUTE, MEMORY, HOST, COMMUNICATION, DEVICE)}
+    gone = {name: faster(name, 0.0) for name in CLASSES[LOADING:]}
+    halved = {name: faster(name, 0.5) for name in (*CLASSES[:LOADING], "device")}
     busy = busy_time(aligned)
     has_device = bool(device.any())
-    causes = {CLASSES[number]: value for number, value in gone.items()}
-    causes |= {"rank": slow_gain if slow else 0.0, "skew": skew, "bubble": busy.message_wait}
+    causes = gone | {"rank": slow_gain if slow else 0.0, "skew": skew, "bubble": busy.message_wait}
     on_path, outside = host_path(aligned, classes)
     bound = _bound(causes, halved, "host" if has_device and outside < 0.5 else "python", has_device)
     found = Diagnosis(
@@ -196,28 +178,29 @@ def diagnose(run: Run) -> Diagnosis:
     )
 
 
-def _bound(causes: dict[str, float], halved: dict[int, float], host: str, has_device: bool) -> str:
+def _bound(causes: dict[str, float], halved: dict[str, float], host: str, has_device: bool) -> str:
     """A cause from ``CAUSE`` on, unless communication or launches that are twice as fast gain more; else the
     class of work that gains most where it takes half as long."""
     cause = max(causes, key=lambda name: causes[name])
     if cause in CLASSES and causes["rank"] >= MOSTLY * causes[cause]:
         cause = "rank"  # what costs the step time does so on that rank
-    if causes[cause] >= max(CAUSE, halved[HOST], halved[COMMUNICATION]):
+    other = max(("host", "communication"), key=lambda name: halved[name])
+    if causes[cause] >= max(CAUSE, halved[other]):
         return cause
     if max(halved.values()) < WORTH:
         return "unknown"
     # Arithmetic and memory are one device: together they decide, then the larger of both gives its name.
-    if halved[DEVICE] < max(halved[HOST], halved[COMMUNICATION]):
-        return host if halved[HOST] >= halved[COMMUNICATION] else "communication"
+    if halved["device"] < halved[other]:
+        return host if other == "host" else other
     if not has_device:
         return "cpu"
-    return "compute" if halved[COMPUTE] >= halved[MEMORY] else "memory"
+    return "compute" if halved["compute"] >= halved["memory"] else "memory"
 
 
 def _evidence(
     bound: str,
     causes: dict[str, float],
-    halved: dict[int, float],
+    halved: dict[str, float],
     busy: BusyTime,
     slow: Sequence[int],
 ) -> str:
@@ -229,12 +212,12 @@ def _evidence(
         return f"Stages wait {busy.message_wait:.0%} of the time for messages of their neighbours."
     if bound in causes:
         return f"Without that the step would be {causes[bound]:.0%} shorter."
-    number = {"cpu": COMPUTE, "python": HOST}.get(bound, CLASSES.index(bound) if bound in CLASSES else -1)
-    if number < 0:
+    if bound == "unknown":
         return "Neither device, host nor communication shortens the step by 1% if it is twice as fast."
     largest = sorted(busy.shares.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
-    return f"Twice as fast, it would make the step {halved[number]:.0%} shorter (time of the ranks: {parts})."
+    gained = halved[{"cpu": "compute", "python": "host"}.get(bound, bound)]
+    return f"Twice as fast, it would make the step {gained:.0%} shorter (time of the ranks: {parts})."
 
 
 def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], device: np.ndarray) -> str:
@@ -246,31 +229,36 @@ def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], devic
             if share >= WORTH
         )
         return f" Of the host's part of the critical path: {listed}." if listed else ""
-    if bound == "communication" and max(_worlds(run), default=1) > len(run.graph.ranks):
+    if bound == "communication" and _world(run) > len(run.graph.ranks):
         return " Waiting for ranks whose files are missing counts as communication."
     if bound == "compute" and not run.graph.attribute("num_ops", 0)[device].any():
         return " The files lack shapes, so that kernels are told apart by their names alone."
     return ""
 
 
-def _worlds(run: Run) -> list[int]:
-    """How many ranks the files say that the run had."""
-    return [size for trace in run.graph.traces if type(size := trace.metadata.get("world_size")) is int]
+def _world(run: Run) -> int:
+    """How many ranks the files say that the run had, 1 where they don't say."""
+    sizes = (trace.metadata.get("world_size") for trace in run.graph.traces)
+    return max((size for size in sizes if type(size) is int), default=1)
 
 
 def _proposals(
-    run: Run, found: Diagnosis, has_device: bool, halved: dict[int, float], gone: dict[int, float]
+    run: Run, found: Diagnosis, has_device: bool, halved: dict[str, float], gone: dict[str, float]
 ) -> Iterator[Proposal]:
     """Changes that gain ``WORTH`` or more."""
     host = "the host's calls and launches twice as fast, as CUDA graphs would make them"
     small = "kernels that memory bounds twice as fast, as fusing them would make them"
     tried = [
-        ("no data loading in the step's way", gone[LOADING], ""),
-        ("nothing compiled during the steps", gone[COMPILING], ""),
-        ("no device memory allocated or freed", gone[ALLOCATING], ""),
-        ("no copies between host and device, as pinned memory and prefetching hide them", gone[COPYING], ""),
-        ("devices started and code loaded before the step, as by warm-up steps", gone[STARTING], ""),
-        ("communication twice as fast", halved[COMMUNICATION], ""),
+        ("no data loading in the step's way", gone["data loading"], ""),
+        ("nothing compiled during the steps", gone["compilation"], ""),
+        ("no device memory allocated or freed", gone["memory allocation"], ""),
+        (
+            "no copies between host and device, as pinned memory and prefetching hide them",
+            gone["host copies"],
+            "",
+        ),
+        ("devices started and code loaded before the step, as by warm-up steps", gone["start-up"], ""),
+        ("communication twice as fast", halved["communication"], ""),
         ("all ranks starting together", found.skew_gain, ""),
     ]
     if run.is_communication.any():
@@ -279,9 +267,9 @@ def _proposals(
         tried.append((beside, hidden, "--overlap on"))
     if found.bound == "python":
         host = "Python between operators twice as fast"
-    tried.append((host, halved[HOST], ""))
+    tried.append((host, halved["host"], ""))
     if has_device:
-        tried.append((small, halved[MEMORY], ""))
+        tried.append((small, halved["memory"], ""))
     if found.slow_rank is not None:
         flags = f"--rank {found.slow_rank} as median" if len(found.slow_ranks) == 1 else ""
         who = found.slow_names().replace("R", "r", 1)
@@ -297,17 +285,10 @@ def _proposals(
 
 
 def _pattern(name: str, names: Sequence[str]) -> str:
-    """The shortest beginning or end of a name that no other name has, as a regular expression."""
-    for length in range(24, len(name)):
-        if sum(each.startswith(name[:length]) for each in names) == 1:
-            return "^" + _escaped(name[:length])
-        if sum(each.endswith(name[-length:]) for each in names) == 1:
-            return _escaped(name[-length:]) + "$"
-    return f"^{_escaped(name)}$"
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([^\w\s:<>,-])", r"\\\1", text)
+    """The shortest beginning of a name, from 24 letters on, that no other has, as a regular expression."""
+    lengths = (at for at in range(24, len(name)) if sum(each.startswith(name[:at]) for each in names) == 1)
+    length = next(lengths, None)
+    return "^" + re.sub(r"([^\w\s:<>,-])", r"\\\1", name[:length]) + ("" if length else "$")
 
 
 def _contradictions(
@@ -327,18 +308,17 @@ def _contradictions(
             f"nothing that was recorded runs for {busy.shares['idle']:.0%} of the time: threads or earlier "
             "launches may be missing in the trace, or the program waits for input",
         )
-    above = [each for each in found.kernels if (each.of_peak or 0) > ABOVE]
-    for kernel in above[:1]:
+    kernel = next((each for each in found.kernels if (each.of_peak or 0) > ABOVE), None)
+    if kernel is not None:
         yield (
             "above-peak",
             f"{shortened(kernel.name, LONGEST)} reaches {kernel.of_peak:.0%} of the GPU's peak: its data "
             "come from a cache, or its shapes are not what it worked on",
         )
-    worlds = _worlds(run)
-    if max(worlds, default=1) > 1 and not run.is_communication.any():
+    if _world(run) > 1 and not run.is_communication.any():
         yield (
             "no-communication",
-            f"the run has {plural(max(worlds), 'rank')} and no communication was found: kernels that "
+            f"the run has {plural(_world(run), 'rank')} and no communication was found: kernels that "
             "communicate may have unknown names, see chakra-et convert --comm-kernels",
         )
     phases = {name: sum(int(in_phase(trace, name).sum()) for trace in run.graph.traces) for name in _PHASES}
