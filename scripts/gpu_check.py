@@ -43,11 +43,11 @@ def training(folder: Path, on_gpu: bool) -> Iterator[Line]:
             yield equal(name, f"status {status}: {said}", "a traced run")
             continue
         try:
-            converted(folder, name)
+            run = converted(folder, name)
             manifest = json.loads((folder / f"{name}_manifest.json").read_text())
             untraced = list(manifest["ranks"][0].get("untraced_step_times_us", {}).values())
             middle = statistics.median(untraced or [float("nan")]) / 1e3
-            yield from judged(folder, name, middle, on_gpu)
+            yield from judged(run, middle, on_gpu)
         except (RuntimeError, OSError, LookupError, TraceError) as error:
             yield equal(name, f"failed: {error}", "a run that converts")
 

@@ -1,64 +1,37 @@
-"""Capture on this machine: every kernel in the .et files, and a graph that takes as long as the real step."""
+"""Small captured runs: do the .et files hold all of them, predict changes, and tell what bounds a step?"""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
+import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chakra_et.doctor.results import Line, at_most, equal, not_run
-from chakra_et.doctor.workload import Workload, changed, launched
-from chakra_et.names import run_at
-from chakra_et.simulate.run import load_run
+from chakra_et.diagnose.verdict import diagnose
+from chakra_et.doctor.results import Line, at_most, equal, guarded, not_run
+from chakra_et.doctor.workload import Workload, launched, make_step, step_ms
+from chakra_et.errors import TraceError
+from chakra_et.names import gz, run_at
+from chakra_et.predict.command import PredictConfig, changes
+from chakra_et.predict.predict import predict
+from chakra_et.simulate.run import Run, load_run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds, shares
+from chakra_et.traces.records import open_trace
 
 LEAST_LINKED, MOST_UNEXPLAINED, MOST_STEP_ERROR, MOST_OVERHEAD = 0.99, 0.10, 0.08, 0.5
+MOST_MEAN, MOST_WORST = 0.03, 0.08
+"""Errors of predictions."""
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-
-
-def cases(on_gpu: bool) -> list[tuple[Workload, int]]:
-    """What is captured, each with its number of ranks; small on a CPU."""
-    size: dict[str, Any] = {"layers": 2, "hidden": 128}
-    if on_gpu:
-        size = {"layers": 12, "hidden": 768, "batch": 8, "seq": 512}
-    tiny: dict[str, Any] = {"layers": 2, "hidden": 64, "batch": 1, "seq": 16}
-    found = [
-        (Workload("eager", **size), 1),
-        (Workload("host-bound", **tiny), 1),
-        (Workload("compiled", mode="compile", **tiny), 1),
-        (Workload("checkpointed", mode="checkpoint", **size), 1),
-        (Workload("gloo", backend="gloo", **(size | {"layers": 2})), 2),
-    ]
-    if on_gpu:
-        found += [
-            (Workload("graphs", mode="graphs", **size), 1),
-            (Workload("nccl", backend="nccl", **size), 1),
-        ]
-    return found
-
-
-def check(folder: Path, on_gpu: bool) -> Iterator[Line]:
-    """The lines of each case; a case that fails is one bad line."""
-    for given, ranks in cases(on_gpu):
-        try:
-            untraced = launched(changed(given, trace=str(folder)), ranks)["untraced_ms"]
-            converted(folder, given.name)
-        except (RuntimeError, OSError, ValueError) as error:
-            yield equal(given.name, f"failed: {error}", "a capture that converts")
-            continue
-        yield from judged(folder, given.name, untraced, on_gpu)
-    if not on_gpu:
-        for name in ("graphs", "nccl"):
-            yield not_run(name, "needs a GPU")
-
-
-def converted(folder: Path, name: str) -> None:
-    """Convert the run of this name. Raises ``RuntimeError`` where that fails."""
-    quietly(["convert", "--dir", str(folder), "-o", str(folder), "--name", name])
+BOUND = {
+    "launches": ("host", ("python", "cpu")),
+    "copies": ("memory", ("cpu",)),
+    "products": ("compute", ("cpu",)),
+}
+"""Kind of workload → what bounds it on a GPU, and on a CPU."""
 
 
 def quietly(words: list[str]) -> None:
@@ -72,18 +45,53 @@ def quietly(words: list[str]) -> None:
         raise RuntimeError(f"{words[0]} ended with {status}: {said.getvalue().strip().splitlines()[-1:]}")
 
 
-def judged(folder: Path, name: str, untraced_ms: float, on_gpu: bool) -> Iterator[Line]:
+def converted(folder: Path, name: str) -> Run:
+    """Convert the capture of this name in ``folder``. Raises ``RuntimeError`` where that fails."""
+    quietly(["convert", "--dir", str(folder), "-o", str(folder), "--name", name])
+    return load_run(str(folder / name))
+
+
+def complete(folder: Path, on_gpu: bool) -> Iterator[Line]:
+    """Every kernel is in the .et files, and the graph takes as long as the real step."""
+    size: dict[str, Any] = {"layers": 2, "hidden": 128}
+    if on_gpu:
+        size = {"layers": 12, "hidden": 768, "batch": 8, "seq": 512}
+    tiny: dict[str, Any] = {"layers": 2, "hidden": 64, "batch": 1, "seq": 16}
+    cases = [
+        (Workload("eager", **size), 1),
+        (Workload("host-bound", **tiny), 1),
+        (Workload("compiled", mode="compile", **tiny), 1),
+        (Workload("checkpointed", mode="checkpoint", **size), 1),
+        (Workload("gloo", backend="gloo", **(size | {"layers": 2})), 2),
+        (Workload("graphs", mode="graphs", **size), 1),
+        (Workload("nccl", backend="nccl", **size), 1),
+    ]
+    for given, ranks in cases:
+        if not on_gpu and given.name in ("graphs", "nccl"):
+            yield not_run(given.name, "needs a GPU")
+        else:
+            yield from guarded(given.name, _captured(given, ranks, folder, on_gpu))
+
+
+def _captured(given: Workload, ranks: int, folder: Path, on_gpu: bool) -> Iterator[Line]:
+    untraced = launched(replace(given, trace=str(folder)), ranks)["untraced_ms"]
+    yield from judged(converted(folder, given.name), untraced, on_gpu)
+
+
+def judged(run: Run, untraced_ms: float, on_gpu: bool) -> Iterator[Line]:
     """The lines of one captured and converted run, whose untraced step took ``untraced_ms``."""
-    files = run_at(str(folder / name))
+    files = run_at(run.name)
+    name = files.name
     report = json.loads(files.report_file.read_text())["ranks"]
     linked = min(float(each["link_rate"]) for each in report.values())
     yield at_most(f"{name}: operators that aren't linked", 1 - linked, 1 - LEAST_LINKED)
-    run = load_run(str(folder / name))
     for rank, trace in zip(run.graph.ranks, run.graph.traces, strict=True):
-        recorded = device_events(files.folder, name, rank)
-        kinds = node_kinds(trace)
+        device = files.trace_file(rank, "device")
+        with open_trace(device if device.is_file() else gz(device)) as file:
+            events = json.load(file)["traceEvents"]
+        recorded = sum(event.get("ph") == "X" and event.get("cat") in _DEVICE for event in events)
         on_device = trace.column("stream", -1) >= 0
-        nodes = int((on_device & (kinds != KINDS.index("device-overhead"))).sum())
+        nodes = int((on_device & (node_kinds(trace) != KINDS.index("device-overhead"))).sum())
         yield equal(f"{name}, rank {rank}: kernels and copies in the .et", nodes, recorded)
         found = shares(trace)
         yield at_most(
@@ -96,10 +104,8 @@ def judged(folder: Path, name: str, untraced_ms: float, on_gpu: bool) -> Iterato
     if facts.get("traced"):
         longer = max(facts["traced"] / 1e3 / untraced_ms - 1, 0.0)
         yield at_most(f"{name}: recording makes a step longer by", longer, MOST_OVERHEAD, on_gpu)
-    replayed = max(
-        (int(run.end_ns.max()) - int(run.start_ns.min())) / 1e6 / max(len(steps.names), 1)
-        for steps in run.steps
-    )
+    fewest = max(min(len(steps.names) for steps in run.steps), 1)
+    replayed = (int(run.end_ns.max()) - int(run.start_ns.min())) / 1e6 / fewest
     yield at_most(
         f"{name}: step by replay ({replayed:.3f} ms) against untraced steps ({untraced_ms:.3f} ms)",
         abs(replayed / untraced_ms - 1),
@@ -108,10 +114,55 @@ def judged(folder: Path, name: str, untraced_ms: float, on_gpu: bool) -> Iterato
     )
 
 
-def device_events(folder: Path, name: str, rank: int) -> int:
-    """How many kernels, copies and memsets the device trace of a rank has within its steps' recording."""
-    stem = f"{name}_device" if rank == 0 else f"{name}_rank{rank}_device"
-    path = folder / f"{stem}.json"
-    text = path.read_bytes() if path.is_file() else gzip.decompress((folder / f"{stem}.json.gz").read_bytes())
-    events = json.loads(text)["traceEvents"]
-    return sum(event.get("ph") == "X" and event.get("cat") in _DEVICE for event in events)
+def variants(base: Workload) -> list[tuple[Workload, dict[str, object]]]:
+    """Changed workloads, each with the flags of ``chakra-et predict`` that say the same."""
+    wide = tuple(f"{n}={2 * n}" for n in (base.hidden, 3 * base.hidden, 4 * base.hidden))
+    return [
+        (replace(base, name="batch", batch=2 * base.batch), {"batch": "2x"}),
+        (replace(base, name="sequence", seq=2 * base.seq), {"seq": "2x"}),
+        (replace(base, name="layers", layers=2 * base.layers), {"layers": "2x"}),
+        (replace(base, name="hidden", hidden=2 * base.hidden), {"resize": wide}),
+        (replace(base, name="slower-kernel", repeats=4 * base.repeats), {"scale": ("erfinv=4",)}),
+    ]
+
+
+def predicted(folder: Path, on_gpu: bool) -> Iterator[Line]:
+    """Predictions against measured steps of the changed workload, both in turns in one process."""
+    base = Workload("base", layers=2, hidden=192, batch=4, seq=80, repeats=2, steps=2)
+    if on_gpu:
+        base = replace(base, layers=8, hidden=1024, batch=8, seq=384, steps=10)
+    launched(replace(base, trace=str(folder)))
+    run = converted(folder, "base")
+    errors = []
+    for given, flags in variants(base):
+        before, after = step_ms([make_step(base), make_step(given)], base.steps, 5 if on_gpu else 2)
+        config = PredictConfig(name="base", **flags)  # type: ignore[arg-type]
+        try:
+            found = predict(run, changes(config, run), explain=False)
+        except TraceError as error:
+            yield equal(f"{given.name}: predicted", f"refused: {error}", "a prediction")
+            continue
+        told = found.after_ms / found.before_ms
+        errors.append(abs(told * before / after - 1))
+        what = f"{given.name}: predicted × {told:.3f}, measured × {after / before:.3f}"
+        yield at_most(what, errors[-1], MOST_WORST, on_gpu)
+    if errors:
+        yield at_most("mean of all changes", statistics.fmean(errors), MOST_MEAN, on_gpu)
+
+
+def verdicts(folder: Path, on_gpu: bool) -> Iterator[Line]:
+    """The diagnosis, report and export of cases that are made to have one answer."""
+    for kind in BOUND:
+        yield from guarded(kind, _verdict(kind, folder, on_gpu))
+
+
+def _verdict(kind: str, folder: Path, on_gpu: bool) -> Iterator[Line]:
+    launched(Workload(kind, kind=kind, trace=str(folder)))
+    bound = diagnose(converted(folder, kind)).bound
+    on_device, on_cpu = BOUND[kind]
+    expected = (on_device,) if on_gpu else on_cpu
+    yield equal(f"{kind}: bound by", bound, bound if bound in expected else " or ".join(expected))
+    for command, suffix in (("report", "_report.html"), ("export", ".pftrace")):
+        target = folder / f"{kind}{suffix}"
+        quietly([command, str(folder / kind), "-o", str(target)])
+        yield equal(f"{kind}: {command}", "written" if target.stat().st_size > 1000 else "empty", "written")

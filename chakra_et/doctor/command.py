@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
 from chakra_et import cli, text
-from chakra_et.doctor.results import Line, Results, equal
+from chakra_et.doctor.results import Line, Results, guarded
 
-Part = Callable[[Path, bool], Iterator[Line]]
 PARTS = {
-    "capture": "chakra_et.doctor.captures",
-    "what-ifs": "chakra_et.doctor.what_ifs",
-    "kernels": "chakra_et.doctor.kernels",
-    "verdicts": "chakra_et.doctor.verdicts",
+    "capture": ("captures", "complete"),
+    "what-ifs": ("captures", "predicted"),
+    "kernels": ("kernels", "check"),
+    "verdicts": ("captures", "verdicts"),
 }
+"""Part → its module, which needs PyTorch, and the function."""
+EXTRA: dict[str, Callable[[Path, bool], Iterator[Line]]] = {}
+"""Parts that a checkout adds, see scripts/gpu_check.py."""
 
 
 @dataclass
@@ -44,44 +46,30 @@ class DoctorConfig:
             raise ValueError(f"--part {unknown[0]}: use {', '.join(known)}")
 
 
-EXTRA: dict[str, Part] = {}
-"""Parts that a checkout adds, see scripts/gpu_check.py."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    config = cli.parse(DoctorConfig, argv, description="Check this project on this machine.")
-    return doctor(config, EXTRA)
-
-
-def doctor(config: DoctorConfig, extra: Mapping[str, Part]) -> int:
     """Run the parts that are asked for and not done; returns the exit status."""
+    config = cli.parse(DoctorConfig, argv, description="Check this project on this machine.")
     machine = this_machine(config.cpu)
     folder = Path(config.output).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     results = Results(folder, machine)
-    on_gpu = "GPU" in machine
-    for name in config.part or [*PARTS, *extra]:
+    for name in config.part or [*PARTS, *EXTRA]:
         if name in results.parts and not config.again:
             print(f"{name}: done before (--again repeats it)")
             continue
-        check: Part = extra[name] if name in extra else import_module(PARTS[name]).check
+        if name in EXTRA:
+            check = EXTRA[name]
+        else:
+            module, function = PARTS[name]
+            check = getattr(import_module(f"chakra_et.doctor.{module}"), function)
         place = folder / name
         place.mkdir(exist_ok=True)
         print(f"{name}:", flush=True)
-        lines = results.add(name, _guarded(check, place, on_gpu))
+        lines = results.add(name, guarded("the part itself", check(place, "GPU" in machine)))
         rows = [("what", "measured", "expected", "verdict"), *(tuple(vars(line).values()) for line in lines)]
         print("\n".join(text.table(rows)), flush=True)
     print(f"{results.page}: {results.bad} of {sum(map(len, results.parts.values()))} checks failed")
     return 1 if results.bad else 0
-
-
-def _guarded(check: Part, folder: Path, on_gpu: bool) -> Iterator[Line]:
-    """A part's lines; what it raises is a bad line, so that the other parts still run."""
-    try:
-        yield from check(folder, on_gpu)
-    except Exception as error:  # whatever is wrong on a new machine is a finding
-        yield equal("the part itself", f"{type(error).__name__}: {error}", "no error")
 
 
 def this_machine(cpu: bool = False) -> dict[str, str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from chakra_et.files import write_json, write_text
 
@@ -24,7 +23,7 @@ class Line:
 
 
 def at_most(what: str, share: float, most: float, judged: bool = True) -> Line:
-    """A part of 1 that must not be above ``most``; times of a rehearsal on a CPU are told, and not judged."""
+    """A share that must not be above ``most``. Not ``judged``: a time of a rehearsal on a CPU."""
     verdict = (GOOD if share <= most else BAD) if judged else NOT_JUDGED
     return Line(what, f"{share:.2%}", f"at most {most:.0%}", verdict)
 
@@ -39,6 +38,14 @@ def not_run(what: str, why: str) -> Line:
     return Line(what, "-", why, NOT_RUN)
 
 
+def guarded(what: str, lines: Iterator[Line]) -> Iterator[Line]:
+    """These lines; an exception on the way is a bad line, so that the checks after it still run."""
+    try:
+        yield from lines
+    except Exception as error:  # whatever is wrong on a new machine is a finding
+        yield equal(what, f"{type(error).__name__}: {error}", "no error")
+
+
 class Results:
     """The lines of each part, kept in ``doctor.json``: a later call goes on where an earlier one ended."""
 
@@ -49,33 +56,21 @@ class Results:
         if self.file.is_file():
             known = json.loads(self.file.read_text())
             if known["machine"] == machine:
-                self.parts = {
-                    part: [Line(**line) for line in lines] for part, lines in known["parts"].items()
-                }
+                self.parts = {of: [Line(**each) for each in lines] for of, lines in known["parts"].items()}
 
     def add(self, part: str, lines: Iterable[Line]) -> list[Line]:
         """Keep what a part found, in place of what it found before."""
-        found = self.parts[part] = list(lines)
-        write_json(self.file, {"machine": self.machine, "parts": self._plain()})
-        write_text(self.page, self._text())
-        return found
+        self.parts[part] = list(lines)
+        parts = {of: [asdict(line) for line in found] for of, found in self.parts.items()}
+        write_json(self.file, {"machine": self.machine, "parts": parts})
+        page = ["# chakra-et doctor", "", ", ".join(map(" ".join, self.machine.items()))]
+        for of, rows in parts.items():
+            page += ["", f"## {of}", "", "| what | measured | expected | verdict |", "|---|---|---|---|"]
+            page += [f"| {' | '.join(each.replace('|', '/') for each in row.values())} |" for row in rows]
+        write_text(self.page, "\n".join(page) + "\n")
+        return self.parts[part]
 
     @property
     def bad(self) -> int:
         """How many checks failed."""
         return sum(line.verdict == BAD for lines in self.parts.values() for line in lines)
-
-    def _plain(self) -> dict[str, list[dict[str, Any]]]:
-        return {part: [asdict(line) for line in lines] for part, lines in self.parts.items()}
-
-    def _text(self) -> str:
-        lines = [
-            "# chakra-et doctor",
-            "",
-            ", ".join(f"{name} {value}" for name, value in self.machine.items()),
-        ]
-        for part, found in self.parts.items():
-            lines += ["", f"## {part}", "", "| what | measured | expected | verdict |", "|---|---|---|---|"]
-            rows = (" | ".join(each.replace("|", "/") for each in asdict(line).values()) for line in found)
-            lines += [f"| {row} |" for row in rows]
-        return "\n".join(lines) + "\n"

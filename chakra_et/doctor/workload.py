@@ -11,10 +11,12 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,31 +133,21 @@ def _graphed(step: Step) -> Step:
 
 def _plain_step(given: Workload, where: torch.device) -> Step:
     on_gpu = where.type == "cuda"
+    call: Callable[[], object]
     if given.kind == "launches":
-        small = torch.zeros(16, device=where)
+        count, call = 400, partial(torch.zeros(16, device=where).add_, 1.0)
+    elif given.kind == "copies":
+        count, call = 20, partial(torch.zeros(1 << (28 if on_gpu else 22), device=where).add_, 1.0)
+    else:
+        size = 8192 if on_gpu else 512
+        a = torch.randn(size, size, device=where, dtype=torch.bfloat16 if on_gpu else torch.float32)
+        count, call = 10, partial(torch.mm, a, a, out=torch.empty_like(a))
 
-        def launches() -> None:
-            for _ in range(400):
-                small.add_(1.0)
+    def step() -> None:
+        for _ in range(count):
+            call()
 
-        return launches
-    if given.kind == "copies":
-        large = torch.zeros(1 << (28 if on_gpu else 22), device=where)
-
-        def copies() -> None:
-            for _ in range(20):
-                large.add_(1.0)
-
-        return copies
-    size = 8192 if on_gpu else 512
-    a = torch.randn(size, size, device=where, dtype=torch.bfloat16 if on_gpu else torch.float32)
-    out = torch.empty_like(a)
-
-    def products() -> None:
-        for _ in range(10):
-            torch.mm(a, a, out=out)
-
-    return products
+    return step
 
 
 def wait() -> None:
@@ -202,20 +194,8 @@ def run(given: Workload) -> dict[str, Any]:
     return {"untraced_ms": untraced}
 
 
-def main() -> None:
-    given = Workload(**json.loads(sys.argv[1]))
-    if given.backend:
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    found = run(given)
-    if int(os.environ.get("RANK", "0")) == 0:
-        print(json.dumps(found))
-
-
 def launched(given: Workload, ranks: int = 1, timeout: float = 240.0) -> dict[str, Any]:
     """Run a workload in processes of its own. Raises ``RuntimeError`` with the last line of what it said."""
-    import subprocess
-    from dataclasses import asdict
-
     Path(given.trace or ".").mkdir(parents=True, exist_ok=True)
     words = ["-m", "chakra_et.doctor.workload", json.dumps(asdict(given))]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
@@ -231,10 +211,7 @@ def launched(given: Workload, ranks: int = 1, timeout: float = 240.0) -> dict[st
     return answer
 
 
-def changed(given: Workload, **more: Any) -> Workload:
-    """The workload with other fields."""
-    return replace(given, **more)
-
-
 if __name__ == "__main__":
-    main()
+    timed = run(Workload(**json.loads(sys.argv[1])))
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(json.dumps(timed))
