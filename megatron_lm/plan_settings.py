@@ -88,44 +88,41 @@ def settings(plan: Plan) -> dict[str, str]:
 
 def lines(plan: Plan) -> str:
     """NAME=VALUE lines, as ``megatron_lm/_03_submit.sh --settings`` reads them. Raises ``PlanError``."""
-    values = settings(plan)
-    text = [
-        f"# {plan.model.name} on {plan.cluster.name}: {plan.step_time:.4f} s per step ({plan.cost_model}).",
-        "# megatron_lm/_03_submit.sh --settings THIS_FILE",
-    ]
-    return "\n".join([*text, conf.write_lines(values)])
+    values = conf.write_lines(settings(plan))
+    return (
+        f"# {plan.model.name} on {plan.cluster.name}: {plan.step_time:.4f} s per step ({plan.cost_model}).\n"
+        f"# megatron_lm/_03_submit.sh --settings THIS_FILE\n{values}"
+    )
 
 
 def _check(plan: Plan) -> None:
     """Raises ``PlanError``."""
     model, options = plan.model, plan.options
-    if model.encoder_layers is not None or not model.causal or model.experts:
-        raise PlanError(
-            f"model {model.name}: megatron_lm trains GPT-2 and Llama-like models only; plan one of these, "
-            "such as gpt2-xl or llama3-8b, to export it."
-        )
-    if plan.is_oom:
-        pairs = zip(plan.stage_memory, plan.stage_cap, strict=True)
-        stage = next(at for at, (size, cap) in enumerate(pairs) if size > cap)
-        raise PlanError(
-            f"the plan runs out of memory: stage {stage} needs {plan.stage_memory[stage]:.1f} of "
-            f"{plan.stage_cap[stage]:.1f} GiB; export one that fits."
-        )
+    pairs = enumerate(zip(plan.stage_memory, plan.stage_cap, strict=True))
+    over = [f"stage {at} needs {size:.1f} of {cap:.1f} GiB" for at, (size, cap) in pairs if size > cap]
     split = plan.pp > 1 and _degrees(plan)[0] > 1 and not options.sequence_parallel
+    # Of a cluster file whose line was left empty.
+    blank = [gpu.name for gpu in plan.cluster.gpus if "None" in (gpu.queue, gpu.gres, *gpu.hosts)]
+    sizes = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
+    used = plan.tp * plan.dp * plan.pp
     reasons = {
+        f"megatron_lm trains GPT-2 and Llama-like models only (gpt2-xl, llama3-8b, …), not {model.name}": (
+            model.encoder_layers is not None or not model.causal or bool(model.experts)
+        ),
+        f"it runs out of memory, {', '.join(over)}": plan.is_oom,
         f"its heads are {model.head_width} wide (d_kv), megatron_lm's are hidden / heads": (
             model.width != model.hidden
         ),
         "its tensor-parallel ranks send a share of a stage's output each, as with --per-stage, megatron_lm's "
-        "send all of it (unless --sequence-parallel)": split
-        and (options.scatter_gather or options.per_stage),
+        "send all of it (unless --sequence-parallel)": (
+            split and (options.scatter_gather or options.per_stage)
+        ),
         f"megatron_lm shares only the optimizer's states (--zero 1), the plan needs --zero {options.zero}": (
             options.zero >= 2
         ),
         "megatron_lm reduces gradients after the last backward pass, the plan beside it (--overlap)": (
             options.overlap and plan.dp > 1
         ),
-        "it is for DeepSpeed's schedule": options.engine == "deepspeed",
         f"it is for {options.engine}": options.engine != "megatron",
         "megatron_lm computes in 16 or 32 bits": options.precision not in ("mixed", "fp32"),
         "megatron_lm splits no sequences (--cp), makes no graph of a step (--cuda-graphs) and recomputes no "
@@ -135,28 +132,14 @@ def _check(plan: Plan) -> None:
             len({(choice.tp, choice.recompute) for choice in plan.choices}) > 1
             or len({count for choice in plan.choices for _, count in choice.shares}) > 1
         ),
+        f"{', '.join(blank)} of {plan.cluster.name} has the queue, gres or host 'None': give it in the "
+        "cluster file and plan again": bool(blank),
+        f"its nodes have {' and '.join(map(str, sorted(set(sizes))))} GPUs, and megatron_lm starts the same "
+        "number of processes on each node": len(set(sizes)) > 1,
+        f"it uses {used} of the {sum(sizes)} GPUs of its nodes, and megatron_lm starts the same number of "
+        "processes on each node": used != sum(sizes) and len(sizes) > 1,
     }
-    for reason, applies in reasons.items():
-        if applies:
-            raise PlanError(f"the plan can't be exported: {reason}.")
-    # Of a cluster file whose line was left empty.
-    if blank := [gpu.name for gpu in plan.cluster.gpus if "None" in (gpu.queue, gpu.gres, *gpu.hosts)]:
-        raise PlanError(
-            f"the plan can't be exported: {blank[0]} of {plan.cluster.name} has the queue, gres or host "
-            "'None'; give it in the cluster file or leave it out, and plan again."
-        )
-    sizes = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
-    if len(set(sizes)) > 1:
-        raise PlanError(
-            f"the plan can't be exported: its nodes have {' and '.join(map(str, sorted(set(sizes))))} GPUs, "
-            "and megatron_lm starts the same number of processes on each node."
-        )
-    used = plan.tp * plan.dp * plan.pp
-    if used != sum(sizes) and len(sizes) > 1:
-        raise PlanError(
-            f"the plan can't be exported: it uses {used} of the {sum(sizes)} GPUs of its nodes, and "
-            "megatron_lm starts the same number of processes on each node."
-        )
+    frameworks.refuse(reasons)
 
 
 def _degrees(plan: Plan) -> tuple[int, int, int]:
@@ -201,30 +184,22 @@ def _nodes(plan: Plan) -> dict[str, str]:
     found = {"NPROC_PER_NODE": str(size), "NNODES": str(len(plan.placement))}
     if named:
         found["NODELIST"] = ",".join(plan.hosts)
-    queue = {"SLURM_QUEUE": types[0].queue} if types[0].queue else {}
-    if len(runs) == 1:
-        typed = bool(types[0].gres) or len(plan.cluster.gpus) > 1
-        gres = _gres(types[0], size) if typed else f"gpu:{size}"
-        return {"HOMOGENEOUS_CLUSTER": "true", **found, **queue, "GRES": gres}
     if len(runs) == 2:
-        first, second = types
-        queues = {"MASTER_QUEUE": first.queue, "SLAVE_QUEUE": second.queue}
-        return {
-            "HOMOGENEOUS_CLUSTER": "false",
-            **found,
-            "MASTER_NNODES": str(runs[0][1]),
-            **{name: queue for name, queue in queues.items() if queue},
-            "MASTER_GRES": _gres(first, size),
-            "SLAVE_GRES": _gres(second, size),
-        }
-    if not named or len({gpu.queue for gpu in types}) > 1:
+        queues = {"MASTER_QUEUE": types[0].queue, "SLAVE_QUEUE": types[1].queue}
+        found |= {"HOMOGENEOUS_CLUSTER": "false", "MASTER_NNODES": str(runs[0][1])}
+        found |= {"MASTER_GRES": _gres(types[0], size), "SLAVE_GRES": _gres(types[1], size)}
+    elif len(runs) == 1 or (named and len({gpu.queue for gpu in types}) == 1):
+        queues = {"SLURM_QUEUE": types[0].queue}
+        # Of nodes of several types, named: any GPUs, as many on each.
+        typed = len(runs) == 1 and (bool(types[0].gres) or len(plan.cluster.gpus) > 1)
+        found |= {"HOMOGENEOUS_CLUSTER": "true", "GRES": _gres(types[0], size) if typed else f"gpu:{size}"}
+    else:
         order = ", ".join(f"{count} of {name}" for name, count in runs)
         raise PlanError(
             f"the plan can't be exported: its nodes come in the order {order}, which takes one queue and the "
             "names of all nodes; give 'hosts' and the same 'queue' to each GPU type in the cluster file."
         )
-    # One job whose nodes are named: any GPUs, as many on each.
-    return {"HOMOGENEOUS_CLUSTER": "true", **found, **queue, "GRES": f"gpu:{size}"}
+    return found | {name: queue for name, queue in queues.items() if queue}
 
 
 def _gres(gpu: Gpu, count: int) -> str:

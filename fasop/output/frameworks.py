@@ -6,6 +6,7 @@ Each table names a framework's own settings, by section; what a plan doesn't dec
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fasop.errors import PlanError
@@ -33,8 +34,7 @@ def exported(plan: Plan, framework: str) -> str:
         f"{framework} has no {plan.options.precision}": framework != "megatron-bridge"
         and plan.options.precision not in _PRECISIONS[framework],
     }
-    if chosen := [reason for reason, applies in reasons.items() if applies]:
-        raise PlanError(f"the plan can't be exported to {framework}: {chosen[0]}.")
+    refuse(reasons, f" to {framework}")
     if framework == "deepspeed":
         return json.dumps(_deepspeed(plan), indent=2) + "\n"
     lines = []
@@ -48,6 +48,13 @@ def exported(plan: Plan, framework: str) -> str:
     if framework == "megatron-bridge" and plan.options.precision in _MIXED:
         lines.append(f"mixed_precision: {_MIXED[plan.options.precision]}")
     return f"# {plan.title}: {plan.step_time:.4f} s per step\n" + "\n".join(lines).rstrip() + "\n"
+
+
+def refuse(reasons: Mapping[str, bool], where: str = "") -> None:
+    """Raise ``PlanError`` with the first reason that applies."""
+    for reason, applies in reasons.items():
+        if applies:
+            raise PlanError(f"the plan can't be exported{where}: {reason}.")
 
 
 _PRECISIONS = {"torchtitan": ("mixed", "fp8", "mxfp8", "fp32"), "deepspeed": ("mixed", "fp32")}

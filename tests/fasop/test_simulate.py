@@ -234,7 +234,7 @@ def test_the_export_says_why_a_plan_can_not_be_run(plans: Path) -> None:
     with_options = {
         "zero": (3, "the plan needs --zero 3"),
         "overlap": (True, "reduces gradients after the last backward pass"),
-        "engine": ("deepspeed", "DeepSpeed's schedule"),
+        "engine": ("deepspeed", "it is for deepspeed"),
         "gradient_bytes": (2, "of 4 bytes"),
     }
     both = dataclasses.replace(plan.options, attention="flash", precision="fp32")
