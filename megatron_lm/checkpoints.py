@@ -26,11 +26,6 @@ def newest_first(path: Path) -> list[Path]:
     return found[::-1]
 
 
-def newest(path: Path) -> Path | None:
-    """The first of ``newest_first``; None if there is no checkpoint."""
-    return next(iter(newest_first(path)), None)
-
-
 def newest_whole(path: Path) -> tuple[Path | None, list[str]]:
     """(the newest checkpoint that is not damaged; a sentence on each newer one). Reads files whole."""
     damaged: list[str] = []
@@ -45,7 +40,6 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str:
     """What is wrong with a checkpoint's files, as a clause; empty if nothing is.
 
     part, parts: look only at every ``parts``-th file from the ``part``-th on.
-    Checkpoints of before had no checksums: of these only meta.json is looked at.
     """
     try:
         for name, (size, digest) in sorted(read_meta(folder).get("files", {}).items())[part::parts]:
@@ -59,16 +53,6 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str:
     return ""
 
 
-def check_writable(save: Path) -> None:
-    """Write and remove a file in ``save``, which is made if need be. Raises ``OSError``."""
-    save.mkdir(parents=True, exist_ok=True)
-    with files.temporary_file(save / "write_test") as probe:
-        probe.file.write(b"test")
-
-
 def read_meta(folder: Path) -> dict[str, Any]:
     """What a checkpoint records of itself. Raises ``OSError`` or ``ValueError``."""
-    meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    if not isinstance(meta, dict):
-        raise ValueError(f"{META} is not an object")
-    return meta
+    return dict(json.loads((folder / META).read_text(encoding="utf-8")))

@@ -104,10 +104,6 @@ class Config:
         default=RAW, metadata={"help": "address of the repositories' files; file:///… for a mirror"}
     )
 
-    def __post_init__(self) -> None:
-        if not self.base.startswith(("https://", "http://", "file://")):
-            raise ValueError(f"--base must be an https:// or file:// address, not {self.base!r}")
-
 
 def main() -> int:
     config = cli.parse(Config, description=__doc__.splitlines()[0])

@@ -42,7 +42,9 @@ class Checkpoints:
         if not save or (parallel_state.get_data_parallel_rank() and dist.get_rank()):
             return
         try:
-            checkpoints.check_writable(FOLDER / save)
+            (FOLDER / save).mkdir(parents=True, exist_ok=True)
+            with files.temporary_file(FOLDER / save / "write_test") as probe:
+                probe.file.write(b"test")
         except OSError as error:
             raise CheckpointError(
                 f"SAVE={save}: can't be written to ({error.strerror}): set SAVE to a folder "

@@ -7,6 +7,7 @@ of all jobs of the run; ``$LOG_DIR/<job id>.sbatch.out`` is the batch script's o
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -144,10 +145,8 @@ def state_of(run: Run, job: str) -> State:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # another user's
+    except OSError as error:
+        return error.errno == errno.EPERM  # another user's
     return True
 
 

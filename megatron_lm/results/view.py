@@ -88,8 +88,11 @@ class View:
 
 def operations(size: Size, batch: int) -> float:
     """Floating-point operations per iteration of ``batch`` samples."""
-    forward = size.layers * size.layer_operations + size.head_operations
-    return 3.0 * batch * size.sequence * forward
+    hidden = size.hidden
+    # Multiplications of a forward pass, per token and layer; the output layer's are hidden · vocabulary.
+    attention = hidden * (2 * hidden + 2 * hidden * size.kv_groups // size.heads) + 2 * size.sequence * hidden
+    mlp = (3 if size.swiglu else 2) * hidden * size.ffn
+    return 6.0 * batch * size.sequence * (size.layers * (attention + mlp) + hidden * size.vocabulary)
 
 
 def figures(

@@ -34,21 +34,6 @@ class Size:
     linear_bias: bool = True
     tied_embedding: bool = True
 
-    @property
-    def layer_operations(self) -> int:
-        """Floating-point operations of one layer's forward pass per token: two per multiplication."""
-        hidden = self.hidden
-        attention = (
-            hidden * (2 * hidden + 2 * hidden * self.kv_groups // self.heads) + 2 * self.sequence * hidden
-        )
-        mlp = (3 if self.swiglu else 2) * hidden * self.ffn
-        return 2 * (attention + mlp)
-
-    @property
-    def head_operations(self) -> int:
-        """Floating-point operations of the output layer's forward pass per token."""
-        return 2 * self.hidden * self.vocabulary
-
 
 def gpt2(hidden: int, layers: int, heads: int, sequence: int, vocabulary: int) -> Size:
     return Size(hidden, layers, heads, sequence, vocabulary, 4 * hidden, heads)

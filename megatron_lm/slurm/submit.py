@@ -120,10 +120,7 @@ def resumed(job: str, given: Mapping[str, str]) -> dict[str, str]:
         print(f"job {job}: {sentence}", file=sys.stderr)
     if folder is None:
         raise RunError(f"job {job}: there is no good checkpoint in {values['SAVE']} to continue from.")
-    try:
-        done = int(checkpoints.read_meta(folder)["iteration"])
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{folder}: can't be read ({error}); set LOAD to another checkpoint.") from None
+    done = int(checkpoints.read_meta(folder)["iteration"])
     if done >= int(values["TRAIN_ITERS"]):
         raise RunError(
             f"job {job} has done {done} iterations of TRAIN_ITERS={values['TRAIN_ITERS']}: to train on, "
@@ -140,7 +137,7 @@ def check_files(values: Mapping[str, str]) -> None:
     data, load, save = values["DATA_PATH"], values["LOAD"], values["SAVE"]
     if data and (problem := datasets.problem(data)):
         raise SettingsError(f"DATA_PATH={data}: {problem}.")
-    if load and checkpoints.newest(Path(load)) is None:
+    if load and not checkpoints.newest_first(Path(load)):
         raise SettingsError(f"LOAD={load}: there is no checkpoint.")
     if save and Path(save).exists() and not Path(save).is_dir():
         raise SettingsError(f"SAVE={save}: is not a folder.")

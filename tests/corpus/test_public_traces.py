@@ -65,11 +65,6 @@ def test_another_file_is_not_overwritten(
     assert out.read_bytes() == b"mine"
 
 
-def test_flags(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--base must be"):
-        Config(base="ftp://example.org")
-
-
 def test_names_are_unique_and_stay_in_their_folder() -> None:
     assert len({trace.name for trace in TRACES}) == len({trace.sha256 for trace in TRACES}) == len(TRACES)
     assert not [trace.name for trace in TRACES if ".." in trace.name or trace.name.startswith("/")]

@@ -72,10 +72,10 @@ def main() -> None:
     failure = FAILURES.get(os.environ.get("STAND_IN_FAIL", ""))
     seconds = float(os.environ.get("STAND_IN_SECONDS", "0.05"))
     stage = rank // (settings.tensor_mp_size * settings.dp_size)
-    found = checkpoints.newest(Path(settings.load)) if settings.load else None
+    found = checkpoints.newest_first(Path(settings.load)) if settings.load else []
     if settings.save and os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
-        found = checkpoints.newest(Path(settings.save)) or found
-    done = checkpoints.read_meta(found)["iteration"] if found else 0
+        found = checkpoints.newest_first(Path(settings.save)) or found
+    done = checkpoints.read_meta(found[0])["iteration"] if found else 0
     if rank == 0:
         print_out(time.strftime("[before the start of training step] datetime: %Y-%m-%d %H:%M:%S \n"))
     for number in range(done + 1, settings.train_iters + 1):
