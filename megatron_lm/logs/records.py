@@ -142,21 +142,20 @@ def memory(data: bytes) -> list[Memory]:
 
 def timers(data: bytes) -> Timers:
     """All timers of one node's output. A list belongs to the nearest ``rank N:`` line above it."""
-    pieces: dict[tuple[int, str], tuple[list[bytes], list[bytes]]] = {}
-    rank = None
+    pieces: dict[tuple[int, str], list[tuple[Times, Times]]] = {}
+    rank, started, starts = None, b"", np.empty(0)
     for match in TIMER_LINE.finditer(data):
         of_rank, name, word, times = match.groups()
         if of_rank:
             rank = int(of_rank)
-        elif rank is not None:
-            starts, ends = pieces.setdefault((rank, name.decode()), ([], []))
-            # A rank that stopped between the two lines leaves start times without end times: keep pairs only.
-            if word == b"start":
-                del starts[len(ends) :]
-                starts.append(times)
-            elif len(starts) == len(ends) + 1:
-                ends.append(times)
-    return {key: _paired(*of_key) for key, of_key in pieces.items()}
+        elif word == b"start":
+            started, starts = name, _numbers(times)
+        elif rank is not None and name == started:
+            # Fewer times in one of two lines: the rank stopped, or two ranks' lines interleaved.
+            ends = _numbers(times)
+            count = min(len(starts), len(ends))
+            pieces.setdefault((rank, name.decode()), []).append((starts[:count], ends[:count]))
+    return {key: Lists(*map(np.concatenate, zip(*pairs, strict=True))) for key, pairs in pieces.items()}
 
 
 def parse_iteration(line: str) -> Iteration | None:
@@ -210,14 +209,6 @@ def _with(data: bytes, marker: bytes) -> Iterator[str]:
         stop = data.find(b"\n", at)
         yield data[data.rfind(b"\n", 0, at) + 1 : stop].decode(errors="replace")
         at = data.find(marker, stop)
-
-
-def _paired(starts: list[bytes], ends: list[bytes]) -> Lists:
-    # Fewer times in one of two lines: the rank stopped, or two ranks' lines interleaved.
-    pairs = [(_numbers(start), _numbers(end)) for start, end in zip(starts, ends, strict=False)]
-    counts = [min(map(len, pair)) for pair in pairs]
-    both = ([pair[i][:n] for pair, n in zip(pairs, counts, strict=True)] for i in (0, 1))
-    return Lists(*(np.concatenate(each) if each else np.empty(0) for each in both))
 
 
 def _numbers(text: bytes) -> Times:
