@@ -26,8 +26,10 @@ from typing import Any, NamedTuple
 from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.text import table
-from fasop.plans.plan import Plan, pick_plan
+from fasop.commands import plan as planner
+from fasop.plans.plan import Plan, write_plans
 from fasop.profiling.measure import fit_units
+from megatron_lm import plan_settings
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.results import picture
@@ -98,8 +100,8 @@ def compare(config: CompareConfig) -> str:
     measured = [run(config, partition) for partition in partitions]
     costs = unit_costs(partitions, measured)
     plan = best_plan(config, folder, costs, min(each.message for each in measured))
-    _fasop("export", str(folder / PLAN), "--output", str(folder / SETTINGS))
-    result = run(config, plan.layers, conf.read_file(folder / SETTINGS))
+    files.write_text(folder / SETTINGS, plan_settings.lines(plan))
+    result = run(config, plan.layers, plan_settings.settings(plan))
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
     outside = statistics.median(each.outside for each in measured)
     tables = [comparison(plan, result, outside), explained(plan, result, outside)]
@@ -122,7 +124,7 @@ def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
 
 def best_plan(config: CompareConfig, folder: Path, entry: dict[str, Any], message: float) -> Plan:
     """FASOP's plan for this machine, as one node on which a message takes ``message`` seconds; its input and
-    the plan stay in ``folder``. Raises ``RunError`` with FASOP's sentence."""
+    the plan stay in ``folder``. Raises ``PlanError``."""
     size, bandwidth = MODELS[MODEL], {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY}
     model = {
         "hidden": size.hidden, "seq": size.sequence, "layers": size.layers, "vocab": size.vocabulary,
@@ -136,20 +138,13 @@ def best_plan(config: CompareConfig, folder: Path, entry: dict[str, Any], messag
     files.write_json(folder / "models.yaml", {"models": {MODEL: model}})
     files.write_json(folder / "cluster.yaml", {"clusters": {"this": cluster}})
     files.write_json(folder / "costs.json", costs | {"entries": [entry]})
-    words = ["--model", MODEL, "--models-file", str(folder / "models.yaml")]
-    words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
-    words += f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1 --top 1 --json".split()
-    files.write_text(folder / PLAN, _fasop("plan", *words))
-    return pick_plan(str(folder / PLAN), 1)
-
-
-def _fasop(*words: str) -> str:
-    command = [sys.executable, "-m", "fasop", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=conf.FOLDER.parent)
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise RunError(f"python -m fasop {words[0]}: {reason.removeprefix('error: ')}")
-    return done.stdout
+    search = planner.Config(
+        model=MODEL, models_file=str(folder / "models.yaml"), cluster=str(folder / "cluster.yaml"),
+        costs=(str(folder / "costs.json"),), tp=1, dp=1, pp=config.stages, mbs=1, max_tp=1, top=1,
+    )  # fmt: skip
+    plan = planner.found(search, ())[0][0]
+    write_plans(folder / PLAN, [plan])
+    return plan
 
 
 def run(config: CompareConfig, layers: Sequence[int], planned: Mapping[str, str] | None = None) -> Measured:

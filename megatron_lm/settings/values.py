@@ -35,32 +35,15 @@ class Size:
     tied_embedding: bool = True
 
 
-def gpt2(hidden: int, layers: int, heads: int, sequence: int, vocabulary: int) -> Size:
-    return Size(hidden, layers, heads, sequence, vocabulary, 4 * hidden, heads)
-
-
-def llama(
-    hidden: int, layers: int, heads: int, sequence: int, vocabulary: int, ffn: int, kv_groups: int
-) -> Size:
-    """A Llama 3: grouped queries, SwiGLU, RMSNorm, rope, no biases, untied embeddings."""
-    return Size(
-        *(hidden, layers, heads, sequence, vocabulary, ffn, kv_groups),
-        swiglu=True,
-        normalization="rmsnorm",
-        position="rope",
-        rotary_base=500_000,
-        linear_bias=False,
-        tied_embedding=False,
-    )
-
-
+# The last sizes of a Llama 3: SwiGLU, RMSNorm, rope, no biases, untied embeddings.
+LLAMA = (True, "rmsnorm", "rope", 500_000, False, False)
 # The tiny ones run on a laptop; their vocabulary is that of the sample's tokenizer in data/.
 MODELS = {
-    "tiny": gpt2(64, 4, 4, 64, 2_920),
-    "small": gpt2(1024, 24, 16, 1024, 50_257),
-    "xl": gpt2(1600, 48, 16, 1024, 50_257),
-    "llama-tiny": llama(64, 4, 4, 64, 2_920, 192, 2),
-    "llama3-8b": llama(4096, 32, 32, 8192, 128_256, 14_336, 8),
+    "tiny": Size(64, 4, 4, 64, 2_920, 256, 4),
+    "small": Size(1024, 24, 16, 1024, 50_257, 4_096, 16),
+    "xl": Size(1600, 48, 16, 1024, 50_257, 6_400, 16),
+    "llama-tiny": Size(64, 4, 4, 64, 2_920, 192, 2, *LLAMA),
+    "llama3-8b": Size(4096, 32, 32, 8192, 128_256, 14_336, 8, *LLAMA),
 }
 
 

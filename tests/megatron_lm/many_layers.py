@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from megatron_lm import settings
 from utils import distributed
 
-settings.MODELS["tiny"] = settings.values.gpt2(32, 48, 4, 32, 2_920)
+settings.MODELS["tiny"] = settings.Size(32, 48, 4, 32, 2_920, 128, 4)
 
 if __name__ == "__main__":
     import importlib
