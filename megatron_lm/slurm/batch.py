@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from megatron_lm.errors import RunError, SettingsError
 from megatron_lm.logs import BATCH_OUTPUT
@@ -32,15 +31,10 @@ FIXED = {
 }
 
 
-class Job(NamedTuple):
-    """A job to submit. after: it starts once the job before it has started, whose id it gets."""
-
-    script: str
-    after: bool = False
-
-
-def jobs(values: Mapping[str, str], het: bool, given: str) -> list[Job]:
-    """The jobs of a run; ``given``: options of the command line. Raises ``SettingsError``."""
+def scripts(values: Mapping[str, str], het: bool, given: str) -> list[str]:
+    """The batch scripts of a run, of which the second starts once the first has started; ``given``: options
+    of the command line. Raises ``SettingsError``.
+    """
     names = [name for name in values["NODELIST"].split(",") if name]
     count, first = int(values["NNODES"]), int(values["MASTER_NNODES"])
     if names and (len(names) != count or len(set(names)) != count):
@@ -49,14 +43,12 @@ def jobs(values: Mapping[str, str], het: bool, given: str) -> list[Job]:
             "name each node once, separated by commas."
         )
     if values["HOMOGENEOUS_CLUSTER"] == "true":
-        return [
-            Job(_script(values, HOMOGENEOUS, _header(values, HOMOGENEOUS, count, names, "SLURM_", given)))
-        ]
+        return [_script(values, HOMOGENEOUS, _header(values, HOMOGENEOUS, count, names, "SLURM_", given))]
     master = _header(values, MASTER, first, names[:first], "MASTER_", given)
     slave = _header(values, SLAVE, count - first, names[first:], "SLAVE_", given)
     if het:
-        return [Job(_script(values, MASTER, [*master, "#SBATCH hetjob", *slave]))]
-    return [Job(_script(values, MASTER, master)), Job(_script(values, SLAVE, slave), after=True)]
+        return [_script(values, MASTER, [*master, "#SBATCH hetjob", *slave])]
+    return [_script(values, MASTER, master), _script(values, SLAVE, slave)]
 
 
 def _script(values: Mapping[str, str], body: str, header: list[str]) -> str:
@@ -97,15 +89,14 @@ def _header(
     return [f"#SBATCH {text}" for text in [*lines, *own] if text]
 
 
-def submit(all_jobs: list[Job]) -> list[str]:
-    """Give the jobs to sbatch; their ids. Raises ``RunError``, and then no job is left behind."""
+def submit(all_scripts: list[str]) -> list[str]:
+    """Give the scripts to sbatch; the ids of their jobs. Raises ``RunError``, and then no job is left."""
     ids: list[str] = []
-    for job in all_jobs:
+    for script in all_scripts:
         command = ["sbatch", "--parsable"]
-        script = job.script
-        if job.after:
-            command.append(f"--dependency=after:{ids[-1]}")
-            script = script.replace("\nexec ", f"\nexport MASTER_JOB_ID={ids[-1]}\nexec ")
+        if ids:
+            command.append(f"--dependency=after:{ids[0]}")
+            script = script.replace("\nexec ", f"\nexport MASTER_JOB_ID={ids[0]}\nexec ")
         done = subprocess.run(command, input=script, capture_output=True, text=True)
         if done.returncode != 0:
             for known in ids:

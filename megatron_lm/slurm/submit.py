@@ -60,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_files(values)
     if config.local:
         return run_here(values, config.dry_run)
-    jobs = batch.jobs(values, config.het, given)
+    scripts = batch.scripts(values, config.het, given)
     if config.dry_run:
-        print("\n".join(job.script for job in jobs), end="")
+        print("\n".join(scripts), end="")
         return 0
     if not shutil.which("sbatch"):
         raise RunError(
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "megatron_lm/slurm/local_cluster.sh up, or use --local."
         )
     Path(values["LOG_DIR"]).mkdir(parents=True, exist_ok=True)
-    ids = batch.submit(jobs)
+    ids = batch.submit(scripts)
     record(Path(values["LOG_DIR"]), ids, values)
     print("\n".join(ids))
     return 0
