@@ -4,7 +4,7 @@ Each field is a flag: ``max_steps: int = field(default=10, metadata={"help": "â€
 ``--max_steps`` is accepted too. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its choices, a
 ``tuple[str, ...]`` takes any number of words. Further metadata:
 
-- ``"positional": True``: an argument without dashes
+- ``"positional": True``: an argument without dashes; a tuple without a default takes one word or more
 - ``"short": "-o"``: a second, short name
 - ``"group": "for damaged or hostile files"``: list the flag under this heading of ``--help``
 - ``"metavar": "FOLDER"``: the placeholder for the value in ``--help``
@@ -99,7 +99,8 @@ def _add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
         action = _add_flag(headings[heading] if heading else parser, field, hints[field.name])
         name = str(action.metavar)
         if not action.option_strings:
-            positional.append({"*": f"[{name} ...]", "?": f"[{name}]"}.get(str(action.nargs), name))
+            forms = {"*": f"[{name} ...]", "+": f"{name} [{name} ...]", "?": f"[{name}]"}
+            positional.append(forms.get(str(action.nargs), name))
         elif action.required:
             required.append(f"{action.option_strings[0]} {name}")
     parser.usage = " ".join(["%(prog)s", *required, "[flags]", *positional])
@@ -127,8 +128,8 @@ def _add_flag(
     # The placeholder for a value: N or X for a number, or else the last word of the field's name.
     word = field.name.rstrip("_").rsplit("_", 1)[-1].upper()
     if metadata.get("positional"):
-        if "default" in options and not several:
-            options["nargs"] = "?"
+        if several or "default" in options:
+            options["nargs"] = "?" if not several else "*" if "default" in options else "+"
         return parser.add_argument(
             field.name, metavar=metadata.get("metavar") or word.removesuffix("S"), **options
         )

@@ -1,1 +1,1 @@
-"""Pictures as SVG for every program here: lanes of spans, and line and bar charts."""
+"""Charts as SVG for every program here."""

@@ -1,4 +1,8 @@
-"""Small line and bar charts as SVG, for the summary page; figures are shown under the cursor."""
+"""Line charts as SVG, whose figures are shown under the cursor.
+
+losses = {"run 1": [(1, 9.5), (2, 8.25)], "run 2": [(1, 9.0), (2, None)]}
+path.write_text(line_chart("Loss", "iteration", "loss", losses))
+"""
 
 from __future__ import annotations
 
@@ -17,78 +21,46 @@ def line_chart(
     title: str, x_title: str, y_title: str, lines: Mapping[str, Points], unjoined: Sequence[str] = ()
 ) -> str:
     """Lines by name through points (x, y); a point without y interrupts its line; those that are named
-    ``unjoined`` are points alone. Empty without points.
+    ``unjoined`` are points alone. The axis of y begins at 0. Empty without points.
     """
     known = [(x, y) for points in lines.values() for x, y in points if y is not None]
     if not known:
         return ""
-    axes = _Axes(min(x for x, _ in known), max(x for x, _ in known), max(y for _, y in known))
-    parts = [*_frame(title, x_title, y_title, list(lines)), *axes.ticks()]
+    low, high, most = min(x for x, _ in known), max(x for x, _ in known), max(y for _, y in known)
+    width, most = high - low or 1, most if most > 0 else 1.0
+
+    def across(x: float) -> float:
+        return LEFT + (x - low) / width * (WIDTH - LEFT - RIGHT)
+
+    def down(y: float) -> float:
+        return HEIGHT - BOTTOM - y / most * (HEIGHT - TOP - BOTTOM)
+
+    parts = _frame(title, x_title, y_title, list(lines))
+    step = round_step(most / 4)
+    for number in range(int(most / step + 1e-9) + 1):
+        y = down(number * step)
+        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", stroke="#ddd"))
+        parts.append(_text(LEFT - 6, y + 4, f"{number * step:.6g}", "end"))
+    step = round_step(max(width / 8, 1e-9))
+    first = -(-low // step)
+    for number in range(int((low + width - first * step) / step + 1e-9) + 1):
+        value = (first + number) * step
+        parts.append(_text(across(value), HEIGHT - BOTTOM + 16, f"{value:.6g}", "middle"))
     for at, (name, points) in enumerate(lines.items()):
         colour, pen, path = COLOURS[at % len(COLOURS)], "M", ""
         for x, y in points:
             if y is None:
                 pen = "M"
                 continue
-            path += f"{pen}{axes.x(x):.1f} {axes.y(y):.1f}"
+            path += f"{pen}{across(x):.1f} {down(y):.1f}"
             pen = "L"
             if len(points) <= DOTTED or name in unjoined:
                 about = tag("title", f"{name}: {y:.6g} {y_title} at {x_title} {x:g}")
-                place = {"cx": f"{axes.x(x):.1f}", "cy": f"{axes.y(y):.1f}"}
+                place = {"cx": f"{across(x):.1f}", "cy": f"{down(y):.1f}"}
                 parts.append(tag("circle", inside=about, **place, r=3, fill=colour))
         if name not in unjoined:
             parts.append(tag("path", d=path, fill="none", stroke=colour, stroke_width="1.5"))
     return "\n".join([*parts, "</svg>"])
-
-
-def bar_chart(title: str, x_title: str, y_title: str, bars: Mapping[str, Mapping[str, float]]) -> str:
-    """Bars by name and place: ``bars["max allocated"]["rank 0"]``; the places are those of the first name."""
-    places = list(next(iter(bars.values()), {}))
-    if not places:
-        return ""
-    axes = _Axes(0.0, float(len(places)), max(value for each in bars.values() for value in each.values()))
-    width = (axes.x(1) - axes.x(0)) * 0.8 / len(bars)
-    parts = [*_frame(title, x_title, y_title, list(bars)), *axes.ticks(across=False)]
-    each_label = -(-len(places) // 20)
-    for number, place in enumerate(places):
-        for at, (name, values) in enumerate(bars.items()):
-            left, top = axes.x(number + 0.1) + at * width, axes.y(values[place])
-            about = tag("title", f"{name}, {x_title} {place}: {values[place]:.6g} {y_title}")
-            size = {"width": f"{width:.1f}", "height": f"{axes.y(0) - top:.1f}"}
-            colour = COLOURS[at % len(COLOURS)]
-            parts.append(tag("rect", inside=about, x=f"{left:.1f}", y=f"{top:.1f}", **size, fill=colour))
-        if number % each_label == 0:
-            parts.append(_text(axes.x(number + 0.5), HEIGHT - BOTTOM + 16, place, "middle"))
-    return "\n".join([*parts, "</svg>"])
-
-
-class _Axes:
-    """Where values stand, in pixels; y begins at 0."""
-
-    def __init__(self, low: float, high: float, most: float) -> None:
-        self.low, self.high = low, high if high > low else low + 1
-        self.most = most if most > 0 else 1.0
-
-    def x(self, value: float) -> float:
-        return LEFT + (value - self.low) / (self.high - self.low) * (WIDTH - LEFT - RIGHT)
-
-    def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - value / self.most * (HEIGHT - TOP - BOTTOM)
-
-    def ticks(self, across: bool = True) -> list[str]:
-        """Grid lines with figures, and with ``across`` the figures below."""
-        parts = []
-        step = round_step(self.most / 4)
-        for number in range(int(self.most / step + 1e-9) + 1):
-            y = self.y(number * step)
-            parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", stroke="#ddd"))
-            parts.append(_text(LEFT - 6, y + 4, f"{number * step:.6g}", "end"))
-        step = round_step(max((self.high - self.low) / 8, 1e-9))
-        first = -(-self.low // step)
-        for number in range(int((self.high - first * step) / step + 1e-9) + 1 if across else 0):
-            value = (first + number) * step
-            parts.append(_text(self.x(value), HEIGHT - BOTTOM + 16, f"{value:.6g}", "middle"))
-        return parts
 
 
 def _frame(title: str, x_title: str, y_title: str, names: list[str]) -> list[str]:

@@ -46,7 +46,6 @@ class ExportConfig:
     """The command's arguments."""
 
     names: tuple[str, ...] = field(
-        default=(),
         metadata={"positional": True, "help": "the run: NAME, its files, a folder, or PyTorch traces"},
     )
     format: Format = field(default="perfetto", metadata={"help": "what to write"})
@@ -61,10 +60,6 @@ class ExportConfig:
         default=False, metadata={"help": "nodes of the .et files in place of recorded slices"}
     )
     allow_missing_ranks: bool = cli.allow_missing_ranks()
-
-    def __post_init__(self) -> None:
-        if not self.names:
-            raise ValueError("give the run to export: NAME of NAME.0.et, NAME.1.et, …, or its files")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,13 +40,9 @@ class InfoConfig:
     """The command's arguments."""
 
     files: tuple[str, ...] = field(
-        default=(), metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
+        metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
     )
     json: bool = field(default=False, metadata={"help": "print JSON"})
-
-    def __post_init__(self) -> None:
-        if not self.files:
-            raise ValueError("give at least one .et file, or the NAME of a run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -34,7 +34,6 @@ class ReportConfig:
     """The command's arguments."""
 
     names: tuple[str, ...] = field(
-        default=(),
         metadata={"positional": True, "help": "the run: NAME, its files, a folder, or PyTorch traces"},
     )
     output: str | None = field(
@@ -48,10 +47,6 @@ class ReportConfig:
         metadata={"help": "also write the tables to this workbook"},
     )
     json: bool = field(default=False, metadata={"help": "print what the page's tables show, as JSON"})
-
-    def __post_init__(self) -> None:
-        if not self.names:
-            raise ValueError("give the run to report on: NAME of NAME.0.et, NAME.1.et, …, or its files")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -34,7 +34,6 @@ class ReplayConfig:
     """The command's arguments."""
 
     names: tuple[str, ...] = field(
-        default=(),
         metadata={"positional": True, "help": ".et files, or prefixes of PREFIX.0.et, PREFIX.1.et, …"},
     )
     semantics: Literal["device", "astra", "both"] = field(
@@ -55,8 +54,6 @@ class ReplayConfig:
     json: bool = field(default=False, metadata={"help": "print JSON"})
 
     def __post_init__(self) -> None:
-        if not self.names:
-            raise ValueError("give at least one .et file or prefix to replay")
         if self.max_error is not None and not 0 <= self.max_error < math.inf:
             raise ValueError(f"--max-error must be 0 or more percent, not {self.max_error}")
 

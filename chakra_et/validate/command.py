@@ -28,7 +28,7 @@ class ValidateConfig:
     """The command's arguments."""
 
     files: tuple[str, ...] = field(
-        default=(), metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
+        metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
     )
     allow_missing_ranks: bool = allow_missing_ranks()
     json: bool = field(
@@ -39,10 +39,6 @@ class ValidateConfig:
         default="any",
         metadata={"help": "astra-sim: also check its rules, and the network.yml beside the files"},
     )
-
-    def __post_init__(self) -> None:
-        if not self.files:
-            raise ValueError("give at least one .et file, or the NAME of a run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from chakra_et.cost import gpus as gpu_table
-from chakra_et.drawing.charts import bar_chart, line_chart
+from chakra_et.drawing.charts import line_chart
 from chakra_et.report.page import TextTable
 from megatron_lm.diagnosis import failures
 from megatron_lm.errors import SettingsError
@@ -156,10 +156,10 @@ def charts(views: Sequence[View]) -> list[str]:
     for view in views:
         of = f" of {view.name}" if views[1:] else ""
         sizes = {
-            f"max {kind}": {str(rank): getattr(line, f"max_{kind}") for rank, line in view.memory.items()}
+            f"max {kind}": [(rank, getattr(line, f"max_{kind}")) for rank, line in view.memory.items()]
             for kind in ("allocated", "reserved")
         }
-        drawn.append(bar_chart(f"Memory by rank{of}", "rank", "MB", sizes))
+        drawn.append(line_chart(f"Memory by rank{of}", "rank", "MB", sizes, unjoined=tuple(sizes)))
         percents: dict[str, list[tuple[float, float | None]]] = {}
         for node, samples in view.use.items():
             for index in _by_index(samples):

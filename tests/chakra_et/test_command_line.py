@@ -89,7 +89,7 @@ def test_accepted_spellings() -> None:
 
 def test_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["validate", "--nope"])
+        main(["validate", "x", "--nope"])
     assert end.value.code == 2
     assert capsys.readouterr().err == (
         "chakra-et validate: error: unrecognized arguments: --nope (see chakra-et validate --help)\n"

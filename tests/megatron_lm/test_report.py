@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from chakra_et.drawing.charts import BOTTOM, HEIGHT
 from chakra_et.report.page import unpack
 from megatron_lm.__main__ import main as command
 from megatron_lm.logs import records
@@ -97,11 +98,11 @@ def test_the_summary_has_settings_times_memory_and_gpu_use(run: Path, capsys) ->
         "GPU use over time",
     ]
     assert [re.search('font-size="15">([^<]*)', drawing)[1] for drawing in drawings] == titles
-    # A bar for each figure of the one rank, as high as the figure.
-    bars = re.findall(r'<rect [^>]*height="([\d.]+)"[^>]*><title>([^<]*)', drawings[4])
-    heights = {title: float(height) for height, title in bars}
-    reserved = heights["max reserved, rank 0: 400 MB"]
-    assert heights["max allocated, rank 0: 200.25 MB"] == pytest.approx(reserved * 200.25 / 400, abs=0.1)
+    # A point for each figure of the one rank, as high as the figure.
+    points = re.findall(r'<circle [^>]*cy="([\d.]+)"[^>]*><title>([^<]*)', drawings[4])
+    heights = {title: HEIGHT - BOTTOM - float(y) for y, title in points}
+    reserved = heights["max reserved: 400 MB at rank 0"]
+    assert heights["max allocated: 200.25 MB at rank 0"] == pytest.approx(reserved * 200.25 / 400, abs=0.1)
     assert not list(run.glob(".summary*"))
 
 

@@ -109,7 +109,7 @@ def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
         (["absent"], "neither a file nor the NAME of a run"),
         (["notes.txt"], "neither an .et file nor a trace"),
         (["empty.0.et"], "the file is empty"),
-        ([], "give the run to report on"),
+        ([], "the following arguments are required: NAME"),
     ],
 )
 def test_bad_names_get_one_sentence(

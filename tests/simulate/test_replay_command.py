@@ -180,7 +180,7 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "give at least one"),
+        ([], "the following arguments are required: NAME"),
         (["x", "--max-error", "nan"], "--max-error"),
         (["x", "--max-error", "-1"], "--max-error"),
         (["x", "--semantics", "other"], "--semantics"),
