@@ -22,15 +22,14 @@ from chakra_et.convert.graph.timeline import named, nearest
 from chakra_et.et import memory as memory_names
 from chakra_et.et.columns import (
     Attribute,
-    ByteStrings,
     ExecutionTrace,
     NodeType,
     Ragged,
     Strings,
     TensorInfo,
-    Texts,
     ValueKind,
 )
+from chakra_et.et.wire import Cells
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.host import DEFAULTS, NUMERIC
 
@@ -271,7 +270,7 @@ def _add_device(rank: LinkedRank, graph: Graph, work: tuple[np.ndarray, np.ndarr
 
 
 def _tensor_info(
-    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[ByteStrings, Texts, Texts]
+    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[Cells, Cells, Cells]
 ) -> TensorInfo:
     """Inputs or outputs of operators, communication and device work."""
     row = np.where(graph.is_first, rank.link.host_row[graph.event], -1)

@@ -11,10 +11,10 @@ Source of the schema: chakra/schema/protobuf/et_def.proto in the PyPI wheel ``ml
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -81,100 +81,6 @@ class Strings:
         return self.table[int(self.index[row])].decode("utf-8", "replace")
 
 
-class _Bytes(Sequence[bytes]):
-    """Byte strings, equal to any other sequence of the same ones."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-class Texts(_Bytes):
-    """A list of byte strings with few distinct ones: string i is ``table[codes[i]]``.
-
-    ``codes`` is int32[strings].
-    """
-
-    def __init__(self, table: list[bytes], codes: np.ndarray) -> None:
-        self.table, self.codes = table, codes
-
-    @staticmethod
-    def of(texts: Sequence[bytes]) -> Texts:
-        """The same strings, each stored once."""
-        if isinstance(texts, Texts):
-            return texts
-        table: dict[bytes, int] = {}
-        codes = [table.setdefault(text, len(table)) for text in texts]
-        return Texts(list(table), np.array(codes, dtype=np.int32))
-
-    def take(self, rows: np.ndarray) -> Texts:
-        """The strings at ``rows``."""
-        return Texts(self.table, self.codes[rows])
-
-    def __getitem__(self, row: Any) -> Any:
-        return list(self)[row] if isinstance(row, slice) else self.table[self.codes[row]]
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return map(self.table.__getitem__, self.codes.tolist())
-
-
-class ByteStrings(_Bytes):
-    """A list of byte strings: string i is ``buffer[starts[i] : starts[i] + lengths[i]]``.
-
-    ``starts`` is int64[strings], ``lengths`` int32[strings]. Each ends at a zero byte; some may share bytes.
-    """
-
-    def __init__(self, buffer: bytearray, starts: np.ndarray, lengths: np.ndarray) -> None:
-        self.buffer, self.starts, self.lengths = buffer, starts, lengths
-
-    def take(self, rows: np.ndarray) -> ByteStrings:
-        """The strings at ``rows``."""
-        return ByteStrings(self.buffer, self.starts[rows], self.lengths[rows])
-
-    def is_utf8(self) -> bool:
-        """Whether the whole buffer is UTF-8: then each string is, as no character spans a zero byte."""
-        try:
-            return self.buffer.isascii() or bool(self.buffer.decode())
-        except UnicodeDecodeError:
-            return False
-
-    def __getitem__(self, row: Any) -> Any:
-        if isinstance(row, slice):
-            return list(ByteStrings(self.buffer, self.starts[row], self.lengths[row]))
-        start = int(self.starts[row])
-        return bytes(self.buffer[start : start + int(self.lengths[row])])
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
-            yield bytes(self.buffer[start : start + length])
-
-
-class Packer:
-    """Collects strings, some at a time."""
-
-    def __init__(self) -> None:
-        self._buffer, self._lengths = bytearray(), [np.zeros(0, dtype=np.int32)]
-
-    def add(self, texts: Sequence[bytes]) -> None:
-        """Add some strings, which are copied."""
-        if texts:
-            self._buffer += b"\0".join(texts) + b"\0"
-            self._lengths.append(np.fromiter(map(len, texts), np.int32, len(texts)))
-
-    def packed(self) -> ByteStrings:
-        """All strings."""
-        lengths = np.concatenate(self._lengths)
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths + np.arange(len(lengths))
-        return ByteStrings(self._buffer, starts, lengths)
-
-
 @dataclass(eq=False, repr=False)
 class Ragged:
     """One list of integers per row: row i has ``values[offsets[i]:offsets[i + 1]]``.
@@ -215,7 +121,8 @@ class Attribute:
 class TensorInfo:
     """The ``IOInfo`` of the inputs or outputs of the K nodes that have one.
 
-    ``rows`` is int64[K], ascending; ``values``, ``shapes`` and ``types`` are K UTF-8 byte strings each.
+    ``rows`` is int64[K], ascending; ``values``, ``shapes`` and ``types`` are K UTF-8 byte strings each, in a
+    list or in ``wire.Cells``.
     """
 
     rows: np.ndarray

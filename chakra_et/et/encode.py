@@ -13,7 +13,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et import schema, wire
-from chakra_et.et.columns import Attribute, ByteStrings, ExecutionTrace, Ragged, Strings, TensorInfo, Texts
+from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
 from chakra_et.et.wire import LENGTH, VARINT, Cells, Part
 
 # Nodes encoded at a time: enough to amortise numpy's overhead, few enough to stay in the cache.
@@ -46,7 +46,9 @@ def _columns(trace: ExecutionTrace) -> Iterator[Column]:
     yield partial(_number_parts, schema.DURATION, trace.duration_micros)
     for number, tensors in ((schema.INPUTS, trace.inputs), (schema.OUTPUTS, trace.outputs)):
         if tensors is not None:
-            yield _tensor_column(number, tensors)
+            texts = (tensors.values, tensors.shapes, tensors.types)
+            columns = [_utf8_strings(text) if isinstance(text, Cells) else text for text in texts]
+            yield partial(_tensor_parts, number, tensors.rows, columns)
     for name, attribute in trace.attributes.items():
         kind, values = attribute.kind, attribute.values
         if isinstance(values, Strings):
@@ -121,29 +123,17 @@ def _list_parts(number: int, lists: Ragged, first: int, last: int) -> list[Part]
     return [(rows, wire.length_delimited(wire.tag(number, LENGTH), cells.lengths)), (rows, cells)]
 
 
-def _tensor_column(number: int, tensors: TensorInfo) -> Column:
-    texts: list[Column] = []
-    for place, column in zip(schema.IO_FIELDS[1:], (tensors.shapes, tensors.types), strict=True):
-        strings = Texts.of(column)
-        texts.append(partial(_table_parts, _string_fields(place, strings.table), strings.codes))
-    values = tensors.values
-    if isinstance(values, ByteStrings) and not values.is_utf8():
-        values = list(values)
-    return partial(_tensor_parts, number, tensors.rows, values, texts)
-
-
 def _tensor_parts(
-    number: int, rows: np.ndarray, values: Sequence[bytes], texts: list[Column], first: int, last: int
+    number: int, rows: np.ndarray, columns: list[Sequence[bytes]], first: int, last: int
 ) -> list[Part]:
     low, high = np.searchsorted(rows, (first, last))
     if low == high:
         return []
-    if isinstance(values, ByteStrings):
-        buffer = np.frombuffer(values.buffer, np.uint8)
-        cells = Cells(buffer, values.starts[low:high], values.lengths[low:high].astype(np.int64))
-    else:
-        cells = _utf8_strings(values[low:high])
-    fields = _filled_strings(schema.VALUES, cells) + [part for column in texts for part in column(low, high)]
+    fields: list[Part] = []
+    for place, column in zip(schema.IO_FIELDS, columns, strict=True):
+        checked = isinstance(column, Cells)
+        cells = column.take(slice(low, high)) if checked else _utf8_strings(column[low:high])
+        fields += _filled_strings(place, cells)
     rows = rows[low:high] - first
     head = wire.length_delimited(wire.tag(number, LENGTH), wire.row_lengths(high - low, fields))
     return [(rows, head), *((rows if which is None else rows[which], part) for which, part in fields)]
@@ -203,10 +193,10 @@ def _text(text: str) -> bytes:
 
 def _utf8_strings(strings: Sequence[bytes]) -> Cells:
     """One row per string; bytes that are not UTF-8 are replaced."""
-    cells = wire.byte_strings(strings, between=b"\0")
+    cells = strings if isinstance(strings, Cells) else wire.byte_strings(strings)
     try:
-        # No character spans a zero byte, so the strings are valid if all of them together are.
+        # No character spans the zero bytes, so the strings are valid if all of them together are.
         str(cells.buffer.data, "utf-8")
     except UnicodeDecodeError:
-        return wire.byte_strings([text.decode("utf-8", "replace").encode("utf-8") for text in strings])
+        return wire.byte_strings([text.decode("utf-8", "replace").encode("utf-8") for text in cells])
     return cells

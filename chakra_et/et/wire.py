@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class WireError(ValueError):
 
 
 @dataclass(eq=False, repr=False)
-class Cells:
+class Cells(Sequence[bytes]):
     """A column of byte strings: row i is ``buffer[starts[i]:starts[i] + lengths[i]]``.
 
     ``buffer`` is uint8, ``starts`` and ``lengths`` int64[rows]. Rows may share bytes.
@@ -44,16 +45,40 @@ class Cells:
     def take(self, index: np.ndarray | slice) -> Cells:
         return Cells(self.buffer, self.starts[index], self.lengths[index])
 
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return list(self.take(row))
+        start = self.starts[row]
+        return self.buffer[start : start + self.lengths[row]].tobytes()
+
 
 Part = tuple["np.ndarray | None", Cells]
 """A column and the rows that have it, ascending (None: all rows)."""
 
 
-def byte_strings(strings: Sequence[bytes], between: bytes = b"") -> Cells:
-    """One row per string. ``between`` separates the strings in the buffer and belongs to no row."""
+def byte_strings(strings: Sequence[bytes]) -> Cells:
+    """One row per string. In the buffer a zero byte, which belongs to no row, is behind each string."""
     lengths = np.fromiter(map(len, strings), np.int64, len(strings))
-    starts = np.cumsum(lengths) - lengths + np.arange(len(strings)) * len(between)
-    return Cells(np.frombuffer(between.join(strings), np.uint8), starts, lengths)
+    starts = np.cumsum(lengths) - lengths + np.arange(len(strings))
+    return Cells(np.frombuffer(b"\0".join([*strings, b""]), np.uint8), starts, lengths)
+
+
+def each_once(strings: Sequence[bytes]) -> Cells:
+    """One row per string; equal ones share their bytes."""
+    table: dict[bytes, int] = {}
+    index = [table.setdefault(text, len(table)) for text in strings]
+    return byte_strings(list(table)).take(np.array(index, np.int64))
+
+
+def joined(parts: Sequence[Cells]) -> Cells:
+    """The rows of all parts, of which there is one at least."""
+    before = np.cumsum([0, *(len(part.buffer) for part in parts)])
+    starts = [part.starts + at for part, at in zip(parts, before, strict=False)]
+    buffer, lengths = ([getattr(part, name) for part in parts] for name in ("buffer", "lengths"))
+    return Cells(np.concatenate(buffer), np.concatenate(starts), np.concatenate(lengths))
 
 
 def varints(values: np.ndarray, prefix: bytes = b"") -> Cells:

@@ -17,7 +17,7 @@ import numpy as np
 
 from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import Packer, Texts
+from chakra_et.et.wire import byte_strings, each_once
 from chakra_et.files import path_of
 from chakra_et.findings import Findings
 from chakra_et.traces.device_columns import SPARSE, DeviceColumns, Memory, no_memory, read_memory
@@ -277,11 +277,8 @@ def operators_of(device: DeviceTrace) -> HostTrace:
     count = len(rows)
     argument_values, shapes, types = device.inputs or ([b""] * len(device),) * 3
     taken = rows.tolist()
-    nothing = Texts([_NOTHING], np.zeros(count, dtype=np.int32))
     none = np.zeros(count, dtype=np.int64)
-    values, results = Packer(), Packer()
-    values.add([argument_values[row] or _NOTHING for row in taken])
-    results.add([_NOTHING] * count)
+    nothing = byte_strings([_NOTHING]).take(none)
     return HostTrace(
         path=device.path,
         id=rows + 2,
@@ -297,11 +294,11 @@ def operators_of(device: DeviceTrace) -> HostTrace:
         tid=device.thread[rows].astype(np.int64) + 1,
         fw_tid=np.maximum(device.forward_thread[rows], 0),
         inputs=(
-            values.packed(),
-            Texts.of([shapes[row] or _NOTHING for row in taken]),
-            Texts.of([_host_types(types[row]) for row in taken]),
+            byte_strings([argument_values[row] or _NOTHING for row in taken]),
+            each_once([shapes[row] or _NOTHING for row in taken]),
+            each_once([_host_types(types[row]) for row in taken]),
         ),
-        outputs=(results.packed(), nothing, nothing),
+        outputs=(nothing, nothing, nothing),
         communication={},
         texts={row: {STRIDES: device.strides[at]} for row, at in enumerate(taken) if at in device.strides},
         groups=[],

@@ -17,7 +17,8 @@ import numpy as np
 
 from chakra_et.arrays import first_rows, narrowed
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import ByteStrings, Packer, Texts
+from chakra_et.et import wire
+from chakra_et.et.wire import Cells
 from chakra_et.files import path_of
 from chakra_et.findings import Findings
 from chakra_et.traces.fields import STRIDES, Number, Strided, add_repairs, as_column, copies, indices
@@ -149,8 +150,8 @@ class HostTrace:
     scope: np.ndarray
     tid: np.ndarray
     fw_tid: np.ndarray
-    inputs: tuple[ByteStrings, Texts, Texts]
-    outputs: tuple[ByteStrings, Texts, Texts]
+    inputs: tuple[Cells, Cells, Cells]
+    outputs: tuple[Cells, Cells, Cells]
     communication: dict[int, dict[str, Any]]
     texts: dict[int, dict[str, str]]
     groups: list[dict[str, Any]]
@@ -169,7 +170,8 @@ class _Columns:
         self.numbers: dict[str, list[np.ndarray]] = {}
         self.names: dict[str, int] = {}
         self.schemas: dict[str, int] = {}
-        self.inputs, self.outputs = Packer(), Packer()
+        self.inputs: list[Cells] = []
+        self.outputs: list[Cells] = []
         self.texts_known: dict[bytes, int] = {}
         self.strided = Strided()
         self.communication: dict[int, dict[str, Any]] = {}
@@ -229,9 +231,9 @@ class _Columns:
             self._add(number, as_column(values))
         return op_schema
 
-    def _take_values(self, side: str, values: Packer, sources: list[Values]) -> list[bytes]:
+    def _take_values(self, side: str, values: list[Cells], sources: list[Values]) -> list[bytes]:
         """Collect one side's arguments; returns their shapes, as JSON texts."""
-        values.add(list(map(_values, sources)))
+        values.append(wire.byte_strings(list(map(_values, sources))))
         shapes, types = (copies(list(map(get, sources))) for get in (_shapes, _types))
         for name, texts in (("shapes", shapes), ("types", types)):
             self._add(f"{side} {name}", indices(texts, self.texts_known, bytes))
@@ -264,11 +266,11 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     joined: dict[str, Any] = {
         name: narrowed(np.concatenate(columns.numbers.pop(name))) for name in list(columns.numbers)
     }
-    table = list(columns.texts_known)
+    table = wire.byte_strings(list(columns.texts_known))
     texts = {
-        name: Texts(table, joined.pop(name)) for name in list(joined) if name.endswith((" shapes", " types"))
+        name: table.take(joined.pop(name)) for name in list(joined) if name.endswith((" shapes", " types"))
     }
-    inputs, outputs = columns.inputs.packed(), columns.outputs.packed()
+    inputs, outputs = wire.joined(columns.inputs), wire.joined(columns.outputs)
     add_repairs(columns.findings, "host", document.chakra_et_repairs)
     _check_family(joined["id"], joined["parent"], columns.findings)
     return HostTrace(
@@ -313,7 +315,7 @@ def _parent(value: Any) -> Number:
     return value[0] if isinstance(value, list) and value else value if isinstance(value, int) else None
 
 
-def _groups(columns: _Columns, name: np.ndarray, inputs: ByteStrings) -> list[dict[str, Any]]:
+def _groups(columns: _Columns, name: np.ndarray, inputs: Cells) -> list[dict[str, Any]]:
     """The process groups in the process-group record, which are JSON in a string."""
     code = columns.names.get(GROUP_RECORD, -1)
     for row in np.flatnonzero(name == code).tolist():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chakra_et import arrays
-from chakra_et.et.columns import Packer
+from chakra_et.et import wire
 
 
 @pytest.mark.parametrize("spread", [3, 1 << 40])
@@ -26,14 +26,9 @@ def test_distinct_values_are_numpys(dtype: type, spread: int) -> None:
         assert (arrays.narrowed(part) == part).all()
 
 
-def test_packed_strings() -> None:
+def test_strings_in_one_buffer() -> None:
     texts = ["", "a", "größe", "", "日本語"]
-    packer = Packer()
-    for some in (texts[:2], [], texts[2:]):
-        packer.add([text.encode() for text in some])
-    found = packer.packed()
+    parts = [wire.byte_strings([text.encode() for text in some]) for some in (texts[:2], [], texts[2:])]
+    found = wire.joined(parts)
     assert [text.decode() for text in found] == texts and found[4].decode() == texts[4]
     assert list(found.take(np.array([4, 1]))) == [texts[4].encode(), b"a"] == [found[4], *found[1:2]]
-    assert found.is_utf8()
-    packer.add([b"\xe6\x97"])
-    assert not packer.packed().is_utf8()

@@ -291,7 +291,7 @@ def check_complete(rank: LinkedRank) -> Findings:
     lost = ~np.isin(device.correlation[launches], device.correlation[gpu])
     if lost.sum() > max(TOLERATED * len(lost), 2):
         findings.add("launch-without-work", int(lost.sum()))
-    if not len(gpu) and rank.host.recorded and CUDA_TENSOR.search(rank.host.inputs[0].buffer):
+    if not len(gpu) and rank.host.recorded and CUDA_TENSOR.search(rank.host.inputs[0].buffer.data):
         rows = rank.link.host_row[rank.link.host_row >= 0].tolist()
         values = rank.host.inputs[0]
         findings.add("missing-gpu-work", any(CUDA_TENSOR.search(values[row]) for row in rows))

@@ -155,7 +155,7 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> tuple[np.ndarray, np.ndar
     texts = (*host.inputs[1:], *host.outputs[1:])
     _, call = coded_pairs(alike.astype(np.int8), name)
     for column in texts:
-        _, call = coded_pairs(call, column.codes[row])
+        _, call = coded_pairs(call, column.starts[row])  # equal texts are stored once
     _, first = first_rows(call)
     of_call = np.full((len(first), 2), -1, dtype=np.int64)
     for number, at in enumerate(first.tolist()):
