@@ -42,8 +42,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.names import run_at
 from chakra_et.simulate.replay_report import report
-from chakra_et.simulate.replays import device_replay
-from chakra_et.simulate.timing import join
+from chakra_et.simulate.run import make_run
 from tests.generator import generate, run
 from tests.generator.layouts import PID
 from tests.generator.program import AwaitComm, Busy, Comm, Group, Instruction, Op, Post, Program, Tensor
@@ -106,7 +105,7 @@ def step_ms(name: str, measured: bool = False, first: int = 0) -> float:
     files = set_of.et_files()
     traces = [et_file.read(path) for _, path in files]
     ranks = [rank for rank, _ in files]
-    answer = report(traces, ranks, device_replay(*join(traces, ranks, read_comm_groups(set_of.groups_file))))
+    answer = report(traces, ranks, make_run("", traces, ranks, read_comm_groups(set_of.groups_file)).replay())
     steps = [rank.steps[first:] or [rank.total] for rank in answer]
     times = [
         max((step.measured_ns or 0) if measured else step.simulated_ns for step in of_ranks)

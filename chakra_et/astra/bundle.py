@@ -224,7 +224,8 @@ def expected(
     ranks = list(traces)
     graph = build_graph(list(traces.values()), ranks)
     network = network_times(graph, groups, topology)
-    simulated = astra_replay(graph, match(graph, groups), Timing([0] * len(ranks), None, ends=network))
+    at_once = Timing([0] * len(ranks), graph.duration_ns)
+    simulated = astra_replay(graph, match(graph, groups), at_once, network)
     measured = {rank: measured_times(trace) for rank, trace in traces.items()}
     return {
         "measured": {rank: None if nodes is None else end / 1000 for rank, (nodes, end) in measured.items()},

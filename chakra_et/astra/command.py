@@ -40,7 +40,7 @@ class AstraConfig:
     output: str = field(default="", metadata={"short": "-o", "help": "the folder of the bundle"})
     topology: str = field(
         default="",
-        metadata={"help": "'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', JSON, or a .json file"},
+        metadata={"help": "'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', or a .json file"},
     )
     backend: Backend = field(
         default="analytical", metadata={"help": "write files for a packet simulator, too"}

@@ -138,11 +138,12 @@ def handshake(dimension: Dimension) -> float:
 
 def network_times(
     graph: ReplayGraph, groups: Mapping[str, Sequence[int]], topology: Topology
-) -> Callable[[Sequence[int], Sequence[int]], list[int]]:
-    """When the members of an operation of ``graph`` are done in ASTRA-sim's network, as ``Timing.ends``."""
+) -> Callable[[list[int], list[int]], list[int]]:
+    """When the members of an operation of ``graph`` are done in ASTRA-sim's network: ``ends`` of
+    ``astra_replay``."""
     kinds, sizes = (graph.attribute(name, -1).tolist() for name in ("comm_type", "comm_size"))
 
-    def ends(members: Sequence[int], starts: Sequence[int]) -> list[int]:
+    def ends(members: list[int], starts: list[int]) -> list[int]:
         node, ranks = members[0], [graph.rank(member) for member in members]
         if graph.types[node] == NodeType.COMM_COLL:
             order = groups.get(graph.groups[graph.group[node]]) or range(topology.ranks)

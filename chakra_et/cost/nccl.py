@@ -201,7 +201,7 @@ def _mean(values: Sequence[float]) -> float:
 @functools.cache
 def node(gpu: str, link: str) -> NcclNode:
     """NCCL among GPUs by name and link, as in ``networks.gpu``. Raises ``TraceError``."""
-    of, tables = networks.gpu(gpu, link), networks.measured()
+    of, tables = networks.gpu(gpu, link), networks.table()["measured"]
     name = f"{of.name} {of.link}"
     if of.measured:
         found = measured_node(of.measured, tables[of.measured])
@@ -226,7 +226,7 @@ def between_nodes(
     """
     if kind is CollectiveType.BARRIER:
         kind, size = CollectiveType.ALL_REDUCE, 0
-    ranks, tuning = per_node * nodes, networks.tuning()
+    ranks, tuning = per_node * nodes, networks.table()["tuning"]
     inside = float(of.time(kind, size, per_node)) if per_node > 1 else 0.0
     if _LIKE.get(kind, kind) is CollectiveType.ALL_TO_ALL:
         return max(inside, message_between(size * (nodes - 1) / nodes, bandwidth, latency_ns))
@@ -258,4 +258,4 @@ def message_between(size: float, bandwidth: float, latency_ns: float) -> float:
         start = cost["base"] * 1000 + max(cost["network"] * 1000, latency_ns)
         return start + size / (cost["share"] * bandwidth) * 1e9
 
-    return min(by(cost) for cost in networks.tuning()["algorithms"]["ring"].values())
+    return min(by(cost) for cost in networks.table()["tuning"]["algorithms"]["ring"].values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ class LinkedGpu:
     latency_ns: float
     memory: float
     peak: float
-    source: str
     measured: str = ""
     network: float = 0.0
     domain: int = 8
@@ -42,11 +40,12 @@ class LinkedGpu:
 
 def gpu(name: str, link: str = "") -> LinkedGpu:
     """The GPU ``name`` (in any case) with ``link`` ("": its default link). Raises ``TraceError``."""
-    entries = _table()["gpus"]
+    entries = table()["gpus"]
     known = {key.lower(): key for key in entries}
     if name.lower() not in known:
         raise TraceError(
-            f"GPU {name!r} is unknown: use one of {', '.join(entries)}, or give a topology as JSON"
+            f"GPU {name!r} is unknown: use one of {', '.join(entries)}, or ranks and a bandwidth, as in "
+            "'8 ranks, 400 Gbit/s'"
         )
     name = known[name.lower()]
     entry = entries[name]
@@ -62,7 +61,6 @@ def gpu(name: str, link: str = "") -> LinkedGpu:
         parse_latency(of_link["latency"]),
         gpus.gpu(name).memory,
         gpus.gpu(name).peak("16 bit"),
-        entry["source"],
         of_link.get("measured", ""),
         parse_bandwidth(entry["network"]) if "network" in entry else 0.0,
         entry.get("domain", 8),
@@ -71,34 +69,13 @@ def gpu(name: str, link: str = "") -> LinkedGpu:
 
 def node(name: str) -> str | None:
     """The topology text of a node preset such as ``dgx-h100``; None if there is no such preset."""
-    entry = _table()["nodes"].get(name.lower())
+    entry = table()["nodes"].get(name.lower())
     return None if entry is None else str(entry["text"])
 
 
-def names() -> list[str]:
-    """The names of all node presets."""
-    return list(_table()["nodes"])
-
-
-def assumed_latency(place: str) -> tuple[float, str]:
-    """The default latency, in ns and as text. ``place``: ``between_nodes`` or ``within_a_node``."""
-    text = str(_table()["assumed_latency"][place])
-    return parse_latency(text), text
-
-
-def measured() -> Mapping[str, Any]:
-    """The nodes whose collectives were measured, by "GPU link", as ``nccl.measured_node`` reads them."""
-    found: dict[str, Any] = _table()["measured"]
-    return found
-
-
-def tuning() -> Mapping[str, Any]:
-    """The figures of NCCL's own tuning, for ``nccl.between_nodes``."""
-    found: dict[str, Any] = _table()["tuning"]
-    return found
-
-
 @functools.cache
-def _table() -> dict[str, Any]:
+def table() -> dict[str, Any]:
+    """``networks.json``: ``gpus``, ``nodes``; ``measured``: the nodes whose collectives were measured, by
+    "GPU link"; ``tuning``: the figures of NCCL's own."""
     loaded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return loaded

@@ -1,31 +1,28 @@
-"""Networks from whatever names one: a line of text, JSON, a plan of the planner, or a measured model.
+"""Networks from whatever names one: a line of text, a plan of the planner, or a measured model.
 
 8xH100 NVLink, 4 nodes, 400 Gbit/s          400 Gbit/s per GPU; `400 Gbit/s per node` is shared by 8
 8xH100 NVLink 370 GB/s, 4 nodes, 400 Gbit/s, 8 us         measured figures instead of the specification
 dgx-h100, 4 nodes                           a node preset
 8xL40S PCIe, all-reduce 22 us 5 GB/s        time of a small, bus bandwidth of a large one in nccl-tests
 4 ranks, 10 Gbit/s, 30 us                   one dimension; the number of ranks is optional
-{"dimensions": [{"size": 8, "bandwidth": "450 GB/s", "latency": "2 us", "kind": "Switch"},
-                {"size": 4, "bandwidth": "400 Gbit/s", "latency": "5 us"}], "memory": "3350 GB/s"}
-network.json                                that, or what measure-network or `fasop plan --json` wrote
+8 ranks, 450 GB/s, 2 us; 4 ranks, 400 Gbit/s, 5 us        any number of dimensions, from the inside out
+network.json                                what measure-network or `fasop plan --json` wrote
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from chakra_et.cost import nccl, networks
 from chakra_et.cost.network_fit import MODEL_FORMAT, read_model
 from chakra_et.cost.topology import HOP_NS, INTER_LOSS, Dimension, Kind, Topology
-from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
+from chakra_et.cost.units import parse_bandwidth, parse_latency
 from chakra_et.errors import TraceError
-from chakra_et.files import read_bytes
+from chakra_et.files import read_json
 
 _KINDS = {"switch": "Switch", "ring": "Ring", "fullyconnected": "FullyConnected"}
 _COUNTED = re.compile(r"(\d+)\s*(nodes?|ranks?|gpus?|processes)", re.IGNORECASE)
@@ -36,15 +33,20 @@ LARGEST = 1 << 20
 
 
 def read_topology(text: str, ranks: int | None = None) -> Topology:
-    """The topology that ``text`` describes: a line, JSON, or the path of a JSON file, of a plan, or of
-    ``chakra-et measure-network``.
+    """The topology that ``text`` describes: a line, or the path of a JSON file, of a plan or of ``chakra-et
+    measure-network``.
 
     ``ranks``: the required number of ranks, from which missing numbers of nodes or ranks in the text follow.
     Raises ``TraceError``.
     """
     text = text.strip()
-    if text.startswith("{") or text.lower().endswith(".json"):
-        topology = _from_json(text, ranks)
+    if text.lower().endswith(".json"):
+        topology = _from_file(text, ranks)
+    elif ";" in text:
+        each = [_from_text(part, None) for part in text.split(";")]
+        dimensions = tuple(of for part in each for of in part.dimensions if of.size > 1)
+        notes = tuple(dict.fromkeys(note for part in each for note in part.notes))
+        topology = Topology(dimensions, name=text, notes=notes)
     else:
         topology = _from_text(text, ranks)
     if not 2 <= topology.ranks <= LARGEST:
@@ -75,8 +77,9 @@ class _Read:
 
 def _from_text(text: str, ranks: int | None) -> Topology:
     read = _Read()
-    for part in _parts(text):
-        _take(read, part, text)
+    for part in text.split(","):
+        for each in (networks.node(part.strip()) or part).split(","):
+            _take(read, each.strip(), text)
     if read.devices is None:
         return _flat(read, text, ranks)
     notes: list[str] = []
@@ -119,15 +122,6 @@ def _node(read: _Read, notes: list[str]) -> nccl.NcclNode:
     elif found.error is None:
         notes.append(f"NCCL on {found.name} was not measured: its times follow from other GPUs and the link")
     return found
-
-
-def _parts(text: str) -> list[str]:
-    """The comma-separated parts, with node presets expanded."""
-    parts: list[str] = []
-    for part in text.split(","):
-        preset = networks.node(part.strip())
-        parts += [each.strip() for each in (preset or part).split(",")]
-    return parts
 
 
 def _take(read: _Read, part: str, text: str) -> None:
@@ -182,11 +176,15 @@ def _between_nodes(read: _Read, nodes: int, text: str, notes: list[str]) -> tupl
             "the bandwidth between nodes is assumed to be per GPU: "
             f"write `per node` if the {read.per_node} GPUs of a node share it"
         )
+    return bandwidth, _latency(read, "latency between nodes", notes)
+
+
+def _latency(read: _Read, what: str, notes: list[str]) -> float:
     if read.latency is not None:
-        return bandwidth, read.latency
-    latency, assumed = networks.assumed_latency("between_nodes")
-    notes.append(f"no latency between nodes was given: {assumed} is assumed")
-    return bandwidth, latency
+        return read.latency
+    assumed = networks.table()["assumed_latency"]["between_nodes"]
+    notes.append(f"no {what} was given: {assumed} is assumed")
+    return parse_latency(assumed)
 
 
 def _flat(read: _Read, text: str, ranks: int | None) -> Topology:
@@ -199,59 +197,25 @@ def _flat(read: _Read, text: str, ranks: int | None) -> Topology:
     if total is None:
         raise TraceError(f"topology {text!r} has no number of ranks: add one, such as '4 ranks'")
     notes: list[str] = []
-    latency = read.latency
-    if latency is None:
-        latency, assumed = networks.assumed_latency("between_nodes")
-        notes.append(f"no latency was given: {assumed} is assumed")
-    dimension = Dimension(total, read.bandwidth, latency, read.kind)
+    dimension = Dimension(total, read.bandwidth, _latency(read, "latency", notes), read.kind)
     return Topology((dimension,), name=text, notes=tuple(notes))
 
 
-def _from_json(text: str, ranks: int | None) -> Topology:
-    where = "--topology" if text.startswith("{") else text
+def _from_file(path: str, ranks: int | None) -> Topology:
     try:
-        entry = json.loads(text if text.startswith("{") else read_bytes(text))
+        entry = read_json(path)
     except OSError as error:
-        raise TraceError(f"{text}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{where}: is not JSON ({error})") from None
-    if isinstance(entry, dict) and ranks is not None and isinstance(entry.get("plans"), list):
-        if not entry["plans"]:
-            raise TraceError(f"{where}: holds no plan: write it with fasop plan --json")
-        return planned_topology(entry["plans"][0], ranks, f"{where}: its first plan")
-    if isinstance(entry, dict) and ranks is not None and MODEL_FORMAT in str(entry.get("format")):
-        return replace(read_model(text).topology(ranks), name=f"the network of {Path(text).name}")
-    if not isinstance(entry, dict) or not isinstance(entry.get("dimensions") or None, list):
-        raise TraceError(f'{where}: needs "dimensions": a list of {{"size", "bandwidth", "latency", "kind"}}')
-    unknown = set(entry) - {"dimensions", "memory", "peak", "name"}
-    if unknown:
-        raise TraceError(
-            f"{where}: has an unknown key {min(unknown)!r}: use dimensions, memory, peak and name"
-        )
-    try:
-        dimensions = tuple(_dimension(each, number) for number, each in enumerate(entry["dimensions"]))
-        memory = parse_bandwidth(str(entry["memory"])) if "memory" in entry else math.inf
-        peak = parse_rate(str(entry["peak"])) if "peak" in entry else None
-    except TraceError as error:
-        raise TraceError(f"{where}: {error}") from None
-    name = str(entry.get("name") or " × ".join(str(dimension.size) for dimension in dimensions))
-    kept = tuple(dimension for dimension in dimensions if dimension.size > 1)
-    return Topology(kept, memory / networks.REDUCTION_PASSES, 0.0, name, peak)
-
-
-def _dimension(entry: Any, number: int) -> Dimension:
-    if not isinstance(entry, dict) or not {"size", "bandwidth"} <= set(entry):
-        raise TraceError(f"dimension {number + 1} needs a size and a bandwidth")
-    unknown = set(entry) - {"size", "bandwidth", "latency", "kind"}
-    if unknown:
-        raise TraceError(f"dimension {number + 1} has an unknown key {min(unknown)!r}")
-    size, kind = entry["size"], entry.get("kind", "Switch")
-    if type(size) is not int or not 1 <= size <= LARGEST:
-        raise TraceError(f"dimension {number + 1} has size {size!r}: give a number of ranks from 1 on")
-    if kind not in get_args(Kind):
-        raise TraceError(f"dimension {number + 1} has kind {kind!r}: use {', '.join(get_args(Kind))}")
-    latency = parse_latency(str(entry["latency"])) if "latency" in entry else 0.0
-    return Dimension(size, parse_bandwidth(str(entry["bandwidth"])), latency, kind)
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise TraceError(f"{path}: is not JSON ({error})") from None
+    plans = entry.get("plans") if isinstance(entry, dict) else None
+    if ranks is not None and isinstance(plans, list):
+        if not plans:
+            raise TraceError(f"{path}: holds no plan: write it with fasop plan --json")
+        return planned_topology(plans[0], ranks, f"{path}: its first plan")
+    if ranks is not None and isinstance(entry, dict) and MODEL_FORMAT in str(entry.get("format")):
+        return replace(read_model(path).topology(ranks), name=f"the network of {Path(path).name}")
+    raise TraceError(f"{path}: holds neither plans nor a measured network: write the network as a line")
 
 
 def planned_topology(plan: Any, ranks: int, where: str) -> Topology:

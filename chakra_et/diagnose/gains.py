@@ -14,7 +14,6 @@ from chakra_et.et.columns import NodeType
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, WAIT, activity
 from chakra_et.simulate.critical_path import critical_path, find_operations
-from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.transform.changes import Change
@@ -127,9 +126,8 @@ def busy_time(run: Run) -> BusyTime:
 def host_path(run: Run, classes: np.ndarray) -> tuple[list[tuple[str, float]], float]:
     """What the host does on the critical path: [(name, share)], the most time first, and the share of
     stretches of ``LONG_NS`` and more outside of operators and calls, which are no launching."""
-    start, end = (run.graph.scatter(times) for times in (run.start_ns, run.end_ns))
     operations = find_operations(run.matching, run.start_ns)
-    path = critical_path(run.graph, operations, ReplayResult(start, end, run.release_ns.tolist()))
+    path = critical_path(run.graph, operations, run.start_ns, run.end_ns)
     on_host = np.isin(classes[path.node], (HOST, COMPILING, ALLOCATING, LOADING, STARTING))
     node, lasts = path.node[on_host], path.lasts_ns[on_host]
     spent, total = np.bincount(run.name_of[node], lasts, len(run.names)), max(int(lasts.sum()), 1)

@@ -173,12 +173,15 @@ def assemble(
             raise TraceError(f"{name}: {broken}") from None
         notes.append(f"the ranks can't be replayed together: {error}")
         nothing = np.full(len(graph), -1)
-        matching, times = Matching(nothing, nothing, graph.position), Timing([0] * len(traces), None)
+        matching, times = (
+            Matching(nothing, nothing, graph.position),
+            Timing([0] * len(traces), graph.duration_ns),
+        )
     else:
         graph, matching, times = job.graph, job.matching, job.timing
         notes += matching.notes + times.notes
-        replay = ReplayResult(graph.scatter(job.start_ns), graph.scatter(job.end_ns), times.release_ns)
-        path = critical_path(graph, find_operations(matching, job.start_ns), replay)
+        replay = job.replay()
+        path = critical_path(graph, find_operations(matching, job.start_ns), job.start_ns, job.end_ns)
     base: Base = "measured"
     if graph.local_start_ns is not None:
         start, wait = _measured(graph, graph.local_start_ns, matching, times, notes)
@@ -214,6 +217,6 @@ def _measured(
         clocks = -np.minimum.reduceat(start, graph.first[:-1])
         notes.append("the ranks' clocks can't be compared, so each rank is shown from its own first node on")
     wait = graph.attribute("wait_micros", 0) * 1000
-    if not wait.any() and times.transfer_ns is not None:
+    if not wait.any():
         wait = graph.duration_ns - times.transfer_ns
     return start + clocks[graph.trace_of], wait

@@ -31,8 +31,7 @@ def missing_order(graph: ReplayGraph, matching: Matching) -> np.ndarray:
         return np.empty((0, 2), np.int64)
     times = timing(graph, matching)
     # At least 1 ns each: what depends on an operation then begins after it.
-    lasting = np.maximum(graph.duration_ns if times.transfer_ns is None else times.transfer_ns, 1)
-    lasting = np.where(matching.operation >= 0, lasting, 0)
+    lasting = np.where(matching.operation >= 0, np.maximum(times.transfer_ns, 1), 0)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
     start, _ = make_schedule(graph, matching).run(graph.own_ns, lasting, release)
     operation = matching.operation[matched]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,12 +21,14 @@ from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets
-from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report, table
-from chakra_et.simulate.replays import astra_replay, device_replay
-from chakra_et.simulate.timing import join
+from chakra_et.simulate.replays import ReplayResult, astra_replay
+from chakra_et.simulate.run import Run, make_run
 
-_SIMULATORS = {"device": device_replay, "astra": astra_replay}
+_SIMULATORS: dict[str, Callable[[Run], ReplayResult]] = {
+    "device": Run.replay,
+    "astra": lambda run: astra_replay(run.graph, run.matching, run.timing),
+}
 
 
 @dataclass
@@ -101,14 +103,14 @@ def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]]
     """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
     ranks = list(job.files)
     traces = [et_file.read(path) for path in job.files.values()]
-    joined = join(traces, ranks, job.groups)
-    notes = [*job.notes, *joined[1].notes, *joined[2].notes, *about_steps(traces)]
+    made = make_run(job.name, traces, ranks, job.groups)
+    notes = [*job.notes, *made.notes]
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
             "the file has no start times, so there is nothing to compare with: convert with --timestamps"
         )
     chosen = list(_SIMULATORS) if config.semantics == "both" else [config.semantics]
-    return {name: report(traces, ranks, _SIMULATORS[name](*joined)) for name in chosen}, notes
+    return {name: report(traces, ranks, _SIMULATORS[name](made)) for name in chosen}, notes
 
 
 def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[str]:

@@ -14,7 +14,6 @@ import numpy as np
 
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching
-from chakra_et.simulate.replays import ReplayResult
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,11 @@ class CriticalPath:
         return lasts
 
 
-def critical_path(graph: ReplayGraph, operations: Operations, result: ReplayResult) -> CriticalPath:
-    """The critical path of ``result``, a device replay of ``graph``; ``operations`` by its start times."""
-    start, end = graph.gather(result.start_ns), graph.gather(result.end_ns)
+def critical_path(
+    graph: ReplayGraph, operations: Operations, start: np.ndarray, end: np.ndarray
+) -> CriticalPath:
+    """The critical path of a replay of ``graph`` as the devices ran, with these times, int64[N] ns;
+    ``operations`` by ``start``."""
     # The dependency or previous node on the lane that ended last before each node.
     lane_source, lane_target = graph.lane_edges
     source, target = np.append(graph.source, lane_source), np.append(graph.target, lane_target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.edges import successor_lists
 from chakra_et.simulate.joint import ReplayGraph, build_graph
-from chakra_et.simulate.longest_path import make_schedule
 from chakra_et.simulate.matching import Matching, check_same, deadlock
 from chakra_et.simulate.timing import Timing
 
@@ -53,25 +53,19 @@ def longest_path(trace: ExecutionTrace) -> int:
     return max(end)
 
 
-def device_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
-    """Replay with each CPU thread, stream and communicator running one node at a time, in id order.
-
-    Raises ``TraceError`` for a deadlock between ranks, and ranks that disagree.
-    """
-    release = np.array(times.release_ns, np.int64)[graph.trace_of]
-    lasting = times.lasting_ns(graph, matching)
-    start, end = make_schedule(graph, matching).run(graph.own_ns, lasting, release)
-    notes = matching.notes + times.notes
-    return ReplayResult(graph.scatter(start), graph.scatter(end), times.release_ns, notes)
-
-
-def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
+def astra_replay(
+    graph: ReplayGraph,
+    matching: Matching,
+    times: Timing,
+    ends: Callable[[list[int], list[int]], list[int]] | None = None,
+) -> ReplayResult:
     """Replay as ASTRA-sim issues nodes: per rank, one CPU, one GPU compute and one other node at a time.
 
     The ready node with the lowest id goes first, receives need no slot, and a duration of 0 becomes 1 ns.
     Unlike ASTRA-sim, which simulates collectives from their size, this uses their recorded durations. As in
     its event queue, completions at the same time are handled in the order in which they were scheduled, and
-    each issues the nodes that it freed. Raises as ``device_replay`` does.
+    each issues the nodes that it freed. ``ends``: when the members of an operation end that start at given
+    times, instead of the recorded durations. Raises ``TraceError`` as ``make_schedule`` does.
     """
     offsets, successors = successor_lists(len(graph), graph.source, graph.target)
     degrees = np.bincount(graph.target, minlength=len(graph))
@@ -87,6 +81,7 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
     channel = np.where(graph.is_cpu | is_broadcast, -1, matching.channel).tolist()
     side = matching.side.tolist()
     start, end = [-1] * len(graph), [-1] * len(graph)
+    transfer = times.transfer_ns.tolist()
 
     ready: list[list[int]] = [[] for _ in range(4 * len(graph.traces))]
     for node in np.flatnonzero(degrees == 0).tolist():
@@ -131,8 +126,11 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
                 if len(members) == len(matching.channels[key[0]].sides):
                     del arrived[key]
                     check_same(graph, matching.channels[key[0]], key[1], members)
-                    ends = times.ended(graph, members, [start[member] for member in members])
-                    ended = [(member, max(at, now + 1)) for member, at in zip(members, ends, strict=True)]
+                    # The last member has just started.
+                    done = [now + transfer[member] for member in members]
+                    if ends is not None:
+                        done = ends(members, [start[member] for member in members])
+                    ended = [(member, max(at, now + 1)) for member, at in zip(members, done, strict=True)]
             for member, at in ended:
                 heapq.heappush(events, (at, scheduled, member))
                 scheduled += 1

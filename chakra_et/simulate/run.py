@@ -17,12 +17,13 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.sets import Skeletons, find_rank_sets, read_comm_groups
 from chakra_et.files import read_json
-from chakra_et.simulate.joint import ReplayGraph
+from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
-from chakra_et.simulate.matching import Matching
+from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.measured_steps import about_steps, measured_times, step_rows
+from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.time_by_kind import node_kinds
-from chakra_et.simulate.timing import Timing, join
+from chakra_et.simulate.timing import Timing, timing
 from chakra_et.text import with_progress
 
 _TIMELESS = "no node has a duration: every time is 0; chakra-et astra simulates what has operations and bytes"
@@ -126,6 +127,12 @@ class Run:
         """bool[N]."""
         return self.graph.types >= NodeType.COMM_SEND
 
+    def replay(self) -> ReplayResult:
+        """The times by trace: each CPU thread, stream and communicator runs one node at a time, in order."""
+        notes = self.matching.notes + self.timing.notes
+        start, end = map(self.graph.scatter, (self.start_ns, self.end_ns))
+        return ReplayResult(start, end, self.timing.release_ns, notes)
+
 
 def load_run(
     name: str, comm_groups: str | None = None, allow_missing: bool = False, skeletons: Skeletons = "auto"
@@ -158,9 +165,12 @@ def make_run(
     ranks: Sequence[int],
     comm_groups: Mapping[str, Sequence[int]] | None = None,
 ) -> Run:
-    """A run from traces in memory. Raises ``TraceError`` as ``join`` and ``make_schedule`` do."""
-    graph, matching, times = join(traces, ranks, comm_groups)
-    lasting = times.lasting_ns(graph, matching)
+    """A run from traces in memory. Raises ``TraceError`` as ``build_graph``, ``match``, ``timing`` and
+    ``make_schedule`` do."""
+    graph = build_graph(traces, ranks)
+    matching = match(graph, comm_groups)
+    times = timing(graph, matching)
+    lasting = times.lasting_ns(matching)
     schedule = make_schedule(graph, matching)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
     start, end = schedule.run(graph.own_ns, lasting, release)

@@ -8,15 +8,14 @@ uncertainty is the spread around that median.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.simulate.joint import ReplayGraph, build_graph
-from chakra_et.simulate.matching import Matching, match
+from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.simulate.joint import ReplayGraph
+from chakra_et.simulate.matching import Matching
 
 # Collectives that end at the same time on all ranks. A broadcast's root or a reduce's leaf may end earlier.
 SYMMETRIC = (
@@ -34,46 +33,16 @@ LEAST_SKEW_NS = 50_000
 
 @dataclass(frozen=True)
 class Timing:
-    """Release and transfer times of a replay, ns.
-
-    ``release_ns[T]``: when each rank's first node may start, 0 for the earliest rank. ``transfer_ns``,
-    int64[N]: how long each communication node lasts once the last member of its operation has arrived; None
-    if not known, and then the shortest duration of an operation is used for all its members.
-    ``ends``: (members, when each starts) → when each ends, in place of both.
-    """
+    """``release_ns[T]``: when each rank's first node may start, 0 for the earliest rank. ``transfer_ns``,
+    int64[N]: how long each node lasts once the last member of its operation has arrived."""
 
     release_ns: list[int]
-    transfer_ns: np.ndarray | None
+    transfer_ns: np.ndarray
     notes: list[str] = field(default_factory=list)
-    ends: Callable[[list[int], list[int]], list[int]] | None = None
 
-    def ended(self, graph: ReplayGraph, nodes: list[int], starts: list[int]) -> list[int]:
-        """When each of the matched ``nodes`` ends."""
-        if self.ends is not None:
-            return self.ends(nodes, starts)
-        if self.transfer_ns is None:
-            return [max(starts) + int(graph.duration_ns[nodes].min())] * len(nodes)
-        return [max(starts) + length for length in self.transfer_ns[nodes].tolist()]
-
-    def lasting_ns(self, graph: ReplayGraph, matching: Matching) -> np.ndarray:
-        """How long each node of an operation runs on after its last member has started, else 0; int64[N]."""
-        if self.transfer_ns is not None:
-            return np.where(matching.operation >= 0, self.transfer_ns, 0)
-        lasting = np.zeros(len(graph), np.int64)
-        for nodes in matching.members:
-            lasting[nodes] = graph.duration_ns[nodes].min()
-        return lasting
-
-
-def join(
-    traces: ExecutionTrace | Sequence[ExecutionTrace],
-    ranks: Sequence[int] | None = None,
-    comm_groups: Mapping[str, Sequence[int]] | None = None,
-) -> tuple[ReplayGraph, Matching, Timing]:
-    """The input of every replay. Arguments and errors as for ``build_graph``, ``match`` and ``timing``."""
-    graph = build_graph(traces, ranks)
-    matching = match(graph, comm_groups)
-    return graph, matching, timing(graph, matching)
+    def lasting_ns(self, matching: Matching) -> np.ndarray:
+        """``transfer_ns`` of the nodes of operations, 0 for others; int64[N]."""
+        return np.where(matching.operation >= 0, self.transfer_ns, 0)
 
 
 def timing(graph: ReplayGraph, matching: Matching) -> Timing:
@@ -107,13 +76,16 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
             )
         notes += _skew(graph, release, aligned)
     if not matching.channels:
-        return Timing(release, None, notes)
+        return Timing(release, graph.duration_ns, notes)
     if graph.transfer is not None:
         return Timing(release, np.rint(graph.duration_ns * graph.transfer).astype(np.int64), notes)
     if starts is None:
         shortest = "each collective takes its shortest recorded duration on all ranks"
         lacking = "the files have no start times, or too few common collectives to align their clocks"
-        return Timing(release, None, [*notes, f"{shortest}: {lacking}"])
+        transfer = graph.duration_ns.copy()
+        for nodes in matching.members:
+            transfer[nodes] = transfer[nodes].min()
+        return Timing(release, transfer, [*notes, f"{shortest}: {lacking}"])
     return Timing(release, graph.duration_ns - waits(graph, matching, starts), notes)
 
 

@@ -46,8 +46,7 @@ def transfers(run: Run) -> dict[int, np.ndarray]:
 
     The members of a collective end together: what it takes is their median. Other nodes last as recorded.
     """
-    transfer = run.timing.transfer_ns
-    lasting = (run.graph.duration_ns if transfer is None else transfer).astype(np.float64)
+    lasting = run.timing.transfer_ns.astype(np.float64)
     for nodes in run.members:
         lasting[nodes] = np.median(lasting[nodes])
     of_rank = run.graph.scatter(np.rint(lasting).astype(np.int64).tolist())

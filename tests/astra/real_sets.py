@@ -349,15 +349,10 @@ def networks(ranks: int, speed: float) -> dict[str, str]:
     the outermost links."""
 
     def dimensions(*sizes: int) -> str:
-        rows = [
-            {
-                "size": size,
-                "bandwidth": f"{speed * 4 ** (len(sizes) - at - 1)} Gbit/s",
-                "latency": f"{1 + 2 * at} us",
-            }
+        return "; ".join(
+            f"{size} ranks, {speed * 4 ** (len(sizes) - at - 1)} Gbit/s, {1 + 2 * at} us"
             for at, size in enumerate(sizes)
-        ]
-        return json.dumps({"name": " × ".join(map(str, sizes)), "dimensions": rows})
+        )
 
     found = {"1-D": f"{ranks} ranks, {speed} Gbit/s, 5 us"}
     factor = next((size for size in range(2, ranks) if ranks % size == 0), 0)

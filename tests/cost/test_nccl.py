@@ -46,7 +46,7 @@ def test_what_the_fit_never_saw(judged: Mapping[str, float], row: str, most: flo
 @measured
 def test_the_table_is_what_the_fit_writes() -> None:
     for gpu, table in cost_collectives.read(cost_collectives.GIVEN).items():
-        kept = networks.measured()[f"{gpu} {cost_collectives.fit(table, gpu)['link']}"]
+        kept = networks.table()["measured"][f"{gpu} {cost_collectives.fit(table, gpu)['link']}"]
         assert {**kept, **cost_collectives.fit(table, gpu)} == kept
 
 

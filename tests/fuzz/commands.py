@@ -38,12 +38,7 @@ GPU = {
     "memory": "2039 GB/s", "kind": "HBM", "peaks": {"16 bit": "312 TFLOP/s", "float": "19.5 TFLOP/s"},
     "source": "a test",
 }  # fmt: skip
-NETWORK = {
-    "dimensions": [
-        {"ranks": 2, "bandwidth": "300GB/s", "latency": "1us"},
-        {"ranks": 2, "bandwidth": "25GB/s"},
-    ]
-}
+PLANS = {"plans": [{"placement": ["X1"], "cluster": {"gpus": [{"name": "X1"}], "gpus_per_node": 2}}]}
 ROWS = """source,system,gpu,num_gpus,precision,model,task,gbs,mbs,seq,tp,pp,cp,vp,ep,step_s
 Megatron-Bridge,DGX-H100,H100,8,BF16,Llama3 8B,Pre-Training,128,1,8192,1,1,2,1,1,9.49
 Megatron-Bridge,DGX-H100,H100,64,FP8-CS,Llama3 70B,Pre-Training,128,1,8192,4,8,1,5,1,10.13
@@ -95,7 +90,7 @@ def good() -> Path:
     in_process("chakra-et", ["convert", str(runs)])  # status 1: both have one process id
     plans.write(other, plans.documents(other))
     (other / "gpu.yaml").write_text(yaml.safe_dump(GPU))
-    (other / "topology.json").write_text(json.dumps(NETWORK))
+    (other / "topology.json").write_text(json.dumps(PLANS))
     (other / "network.json").write_text(json.dumps({"latency": "5us", "bandwidth": "10Gbit/s"}))
     (other / "rows.csv").write_text(ROWS)
     (other / "config.json").write_text(json.dumps(MODEL))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
-from chakra_et.simulate.replays import ReplayResult, astra_replay, device_replay
-from chakra_et.simulate.timing import join
+from chakra_et.simulate.replays import ReplayResult, astra_replay
+from chakra_et.simulate.run import Run, make_run
 
 KINDS = {"is_cpu_op": "bool", "comm_src": "int32", "comm_dst": "int32", "comm_tag": "int32"}
 
@@ -21,15 +21,21 @@ Groups = Mapping[str, Sequence[int]]
 def replay_device(
     traces: Traces, ranks: Sequence[int] | None = None, comm_groups: Groups | None = None
 ) -> ReplayResult:
-    """``device_replay`` of traces."""
-    return device_replay(*join(traces, ranks, comm_groups))
+    """The replay of traces as the devices ran."""
+    return _made(traces, ranks, comm_groups).replay()
 
 
 def replay_astra(
     traces: Traces, ranks: Sequence[int] | None = None, comm_groups: Groups | None = None
 ) -> ReplayResult:
     """``astra_replay`` of traces."""
-    return astra_replay(*join(traces, ranks, comm_groups))
+    made = _made(traces, ranks, comm_groups)
+    return astra_replay(made.graph, made.matching, made.timing)
+
+
+def _made(traces: Traces, ranks: Sequence[int] | None, comm_groups: Groups | None) -> Run:
+    given = [traces] if isinstance(traces, ExecutionTrace) else list(traces)
+    return make_run("", given, range(len(given)) if ranks is None else ranks, comm_groups)
 
 
 def cpu(node_id: int, duration: int, deps: tuple[int, ...] = (), tid: int = 1, **more: Any) -> dict:
