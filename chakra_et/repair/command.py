@@ -21,7 +21,6 @@ from chakra_et.repair.file import repair_file
 from chakra_et.text import printable, table
 from chakra_et.traces.records import DEFAULT_LIMITS
 
-LONG_BYTES = 100 << 20
 LISTED = 20
 
 
@@ -71,11 +70,8 @@ def _complain(sentence: str) -> None:
 
 def _repair(path: Path, config: RepairConfig) -> tuple[str, ...]:
     """Repair one file and list its repairs; returns its row in the table."""
-    size = path.stat().st_size if path.is_file() else 0
-    long = sys.stderr.isatty() and size > LONG_BYTES
-    with tqdm(total=size, unit="B", unit_scale=True, leave=False, disable=not long) as bar:
-        limits = replace(DEFAULT_LIMITS, max_bytes=config.max_bytes)
-        report = repair_file(path, write=not config.dry_run, limits=limits, progress=bar.update)
+    limits = replace(DEFAULT_LIMITS, max_bytes=config.max_bytes)
+    report = repair_file(path, write=not config.dry_run, limits=limits)
     if report.changed:
         print(printable(str(report.path)))
     for repair in report.repairs[:LISTED]:

@@ -20,7 +20,7 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -28,7 +28,6 @@ import msgspec
 
 from chakra_et.errors import TraceError
 from chakra_et.files import (
-    Temporary,
     copy,
     folder_lock,
     is_remote,
@@ -39,9 +38,8 @@ from chakra_et.files import (
     temporary_file,
 )
 from chakra_et.redact import GONE, redacted_json
-from chakra_et.repair.format import value_end
+from chakra_et.repair.format import Buffer, JsonDocument, Repair, RepairReport, value_end
 from chakra_et.repair.scan import Scanner
-from chakra_et.repair.types import Buffer, JsonDocument, Repair, RepairReport
 from chakra_et.traces.fields import MAX_LISTED_REPAIRS, REPAIRS, recorded_repairs
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits, TextMeter
 
@@ -51,8 +49,6 @@ CUT = ("truncated", "gz-truncated")
 FURTHER = "further repairs, not listed one by one"
 _FIELD = re.compile(rb',\s*"%s"\s*:\s*' % REPAIRS.encode())
 
-Progress = Callable[[int], object]
-
 
 def repair_file(
     path: Path,
@@ -60,7 +56,6 @@ def repair_file(
     write: bool = True,
     output: Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
-    progress: Progress | None = None,
 ) -> RepairReport:
     """Repair a host or device trace, plain or gzip.
 
@@ -70,7 +65,6 @@ def repair_file(
     With ``output`` the result goes there and the original is not touched; with ``write=False`` nothing is
     written and the report lists what would be done. A file that needs no repair is left alone, and ``output``
     is not written. A symbolic link is followed, but a file is changed only within the link's own folder.
-    ``progress`` is called with the number of bytes read since its last call.
 
     Raises ``TraceError`` for a file that cannot be repaired or written; nothing has changed then.
     """
@@ -90,7 +84,7 @@ def repair_file(
             before = os.fstat(file.fileno())
             report = RepairReport(path)
             # A broken gzip stream comes first, as it causes the damage to the text.
-            with _text(file, str(path), limits, report.repairs, progress) as data:
+            with _text(file, str(path), limits, report.repairs) as data:
                 scanner = Scanner(data, str(path), limits).run()
                 report.repairs += sorted(scanner.repairs, key=lambda repair: repair.offset)
                 document = _choose(scanner, report)
@@ -106,15 +100,13 @@ def repair_file(
 
 
 @contextlib.contextmanager
-def _text(
-    file: IO[bytes], name: str, limits: Limits, repairs: list[Repair], progress: Progress | None = None
-) -> Iterator[Buffer]:
+def _text(file: IO[bytes], name: str, limits: Limits, repairs: list[Repair]) -> Iterator[Buffer]:
     """The text of ``file``; of a gzip file as far as it decompresses, and ``repairs`` has why no further."""
     with contextlib.ExitStack() as stack:
         meter = TextMeter(name, limits)
         if _is_gzip(file):
             text: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
-            for part in _unpacked(file, meter, repairs, progress or (lambda size: None)):
+            for part in _unpacked(file, meter, repairs):
                 text.write(part)
             text.flush()
         else:
@@ -134,16 +126,13 @@ def _is_gzip(file: IO[bytes]) -> bool:
     return magic == GZIP_MAGIC
 
 
-def _unpacked(
-    file: IO[bytes], meter: TextMeter, repairs: list[Repair], progress: Progress
-) -> Iterator[bytes]:
+def _unpacked(file: IO[bytes], meter: TextMeter, repairs: list[Repair]) -> Iterator[bytes]:
     """The text of a gzip file, whose members may be concatenated and padded with zeros."""
     inflate, waiting, taken = zlib.decompressobj(wbits=31), b"", 0
     while True:
         if not waiting:
             waiting = file.read(PIECE)
             taken += len(waiting)
-            progress(len(waiting))
         if inflate.eof:
             waiting = waiting.lstrip(b"\0")
             if waiting and not GZIP_MAGIC.startswith(waiting[:2]):
@@ -210,7 +199,9 @@ def _write(
     path, place = report.path, output or target
     remove_abandoned(place.parent)
     with temporary_file(place) as part:
-        _keep_owner(part, like=target)
+        shutil.copymode(target, part.path)
+        with contextlib.suppress(OSError):  # only root may give files away
+            os.chown(part.path, before.st_uid, before.st_gid)
         # No name and no time in the gzip header, so that the same repair gives the same bytes.
         packed = gzip.GzipFile("", "wb", 6, part.file, mtime=0) if _is_gzip(file) else None
         stream: IO[bytes] = packed or part.file  # type: ignore[assignment]
@@ -278,14 +269,6 @@ def _verify(result: Path, document: JsonDocument, path: Path, limits: Limits) ->
         scanner = Scanner(data, str(path), limits).run()
     if repairs or scanner.repairs or [found.nodes for found in scanner.documents] != [document.nodes]:
         raise TraceError(f"{path}: damaged in a way that cannot be repaired; it is unchanged.")
-
-
-def _keep_owner(part: Temporary, like: Path) -> None:
-    """Give the new file the permissions of ``like`` and, where allowed, its owner."""
-    shutil.copymode(like, part.path)
-    owner = os.stat(like)
-    with contextlib.suppress(OSError):  # only root may give files away
-        os.chown(part.path, owner.st_uid, owner.st_gid)
 
 
 def _backup_of(path: Path) -> Path:

@@ -1,4 +1,5 @@
-"""The layout of traces by the known writers (PyTorch's observer, Kineto, json.dump) as byte patterns.
+"""The layout of traces by the known writers (PyTorch's observer, Kineto, json.dump) as byte patterns; and
+what is found in a damaged file: objects, and what was repaired.
 
 A trace is an object with a few fields, one long array of records under ``nodes`` (host) or ``traceEvents``
 (device), and possibly more fields. The patterns find the next joint after a damaged stretch; a valid file is
@@ -11,11 +12,15 @@ from __future__ import annotations
 import json
 import mmap
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
 from chakra_et.traces.records import Limits
 
+Buffer = bytes | mmap.mmap
 HOST, DEVICE = "host", "device"
 ARRAY_KEY = {HOST: b"nodes", DEVICE: b"traceEvents"}
 _HOST_KEYS = rb"schema|pid|time|start_ts|finish_ts|chakra_et_repairs"
@@ -26,6 +31,7 @@ _DEVICE_KEYS = (
 )
 # Fields that the known writers put after the array.
 FOOTER_FIELDS = ("finish_ts", "traceName")
+END = b"\n  ]\n}"
 W = rb"[ \t\r\n]*"
 
 
@@ -99,7 +105,7 @@ class _AnyObject(msgspec.Struct):
 _ARRAY_OF_OBJECTS = msgspec.json.Decoder(list[_AnyObject])
 
 
-def matched_end(pattern: re.Pattern[bytes], text: bytes | mmap.mmap, at: int = 0) -> int:
+def matched_end(pattern: re.Pattern[bytes], text: Buffer, at: int = 0) -> int:
     """Where the match of ``pattern`` at ``at`` ends; ``at`` if there is none."""
     found = pattern.match(text, at)
     return found.end() if found else at
@@ -215,3 +221,92 @@ def mend_footer(footer: bytes, kind: str, limits: Limits) -> tuple[bytes, str]:
     fields = salvage_fields(footer, kind, limits)
     lines = [b',\n  "%b": %b' % (name.encode(), value) for name, value in fields.items()]
     return b"\n  ]%b\n}" % b"".join(lines), f"fields that could be read: {', '.join(fields) or 'none'}"
+
+
+# ---- what is found in a file ----
+
+
+@dataclass(frozen=True)
+class Repair:
+    """One change. ``offset`` (bytes) and ``line`` (1-based, 0 if unknown) refer to the text before the
+    repair; for a compressed file that is the decompressed text, except for the ``gz-`` kinds."""
+
+    kind: str
+    offset: int
+    detail: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        line = f" (line {self.line})" if self.line else ""
+        return f"byte {self.offset}{line}: {self.kind}: {self.detail}"
+
+
+@dataclass
+class RepairReport:
+    """The outcome for one file.
+
+    ``kind`` is "host", "device" or "unknown"; ``nodes_kept`` counts the nodes or events in the result;
+    ``backup`` is the saved original.
+    """
+
+    path: Path
+    kind: str = "unknown"
+    changed: bool = False
+    repairs: list[Repair] = field(default_factory=list)
+    nodes_kept: int = 0
+    backup: Path | None = None
+
+
+class _Id(msgspec.Struct):
+    id: int = 0
+
+
+_IDS = msgspec.json.Decoder(list[_Id])
+
+
+@dataclass
+class JsonDocument:
+    """An object that begins at byte ``start``.
+
+    ``header``: its text up to the array's ``[``; ``records``: runs of records without the commas between the
+    runs, each as its bytes or as (begin, end) in the text; ``footer``: its text from the array's ``]`` on.
+    ``keys``: the keys of an intact record, in order. ``closed``: its end was found; ``whole``: and was not
+    cut off; ``complete``: nor does its beginning lack. ``left``: (offset, line) where another object began
+    before this one had ended; ``torn``: bytes of the incomplete record before that place.
+    """
+
+    start: int
+    kind: str
+    line: int
+    header: bytes
+    has_header: bool = True
+    records: list[bytes | tuple[int, int]] = field(default_factory=list)
+    footer: bytes = END
+    nodes: int = 0
+    closed: bool = False
+    whole: bool = False
+    keys: tuple[str, ...] | None = None
+    torn: int = 0
+    left: tuple[int, int] | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.whole and self.has_header
+
+    def runs(self, data: Buffer) -> Iterator[bytes]:
+        """The text of each run of records."""
+        for run in self.records:
+            yield run if isinstance(run, bytes) else data[run[0] : run[1]]
+
+    def repeats_ids(self, data: Buffer) -> bool:
+        """Whether two nodes have one id, as where the writes of two processes alternate."""
+        seen: set[int] = set()
+        for text in self.runs(data):
+            try:
+                ids = [record.id for record in _IDS.decode(b"[%b]" % text)]
+            except msgspec.DecodeError:
+                return False  # not nodes of the observer
+            if len(set(ids)) < len(ids) or not seen.isdisjoint(ids):
+                return True
+            seen.update(ids)
+        return False

@@ -23,12 +23,14 @@ from chakra_et.repair.format import (
     OBJECT_START,
     RECORD_START,
     SEPARATOR,
+    Buffer,
+    JsonDocument,
+    Repair,
     count_records,
     is_object,
     matched_end,
 )
 from chakra_et.repair.mend import mend
-from chakra_et.repair.types import Buffer, JsonDocument, Repair
 from chakra_et.traces.records import Limits
 
 STEP_BYTES = 1 << 20
