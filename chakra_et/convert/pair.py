@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from chakra_et.convert.graph import link
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.communication import group_number
 from chakra_et.convert.graph.dependencies import find_dependencies
-from chakra_et.convert.graph.linked import LinkedRank, check_complete, link_rank
+from chakra_et.convert.graph.linked import check_complete, link_rank
 from chakra_et.convert.report import RankReport, make_report
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
@@ -38,7 +38,7 @@ from chakra_et.traces.device import DeviceTrace, operators_of
 from chakra_et.traces.device_format import Recording
 from chakra_et.traces.host import HostTrace
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits
-from chakra_et.traces.sets import Pair
+from chakra_et.traces.sets import Manifest, Pair
 
 _PLAUSIBLE = 2.5
 _ON_HOST = (b"operator", b"annotation", b"runtime", b"host-overhead")
@@ -50,43 +50,42 @@ WORTH_A_PROCESS = 10_000_000
 class PairOptions:
     """Options for the conversion of one rank.
 
-    ``step``: "all" or the number of one ProfilerStep. ``groups``, ``world_size``, ``hosts`` (rank, its host),
-    ``untraced_us`` (rank, its untraced steps) and ``unfinished`` (rank, its step that was cut) are from the
-    run's manifest; without one they are taken from the traces. ``ranks_here``: a lower bound on the number of
-    ranks. ``allow_unlinked``: continue if host and device trace hardly match or come from two processes.
-    ``comm_kernels``: file with a user's table of communication kernels. ``two_processes``: read a large pair
-    in two processes at once; the result is the same.
+    ``step``: "all" or the number of one ProfilerStep. ``manifest``: of the run; what it doesn't tell is taken
+    from the traces. ``ranks_here``: a lower bound on the number of ranks. ``allow_unlinked``: continue if
+    host and device trace hardly match or come from two processes. ``comm_kernels``: file with a user's table
+    of communication kernels. ``two_processes``: read a large pair in two processes at once; the result is
+    the same.
     """
 
     step: str = "all"
     timestamps: bool = True
     allow_unlinked: bool = False
-    groups: tuple[dict[str, Any], ...] = ()
-    world_size: int = 0
+    manifest: Manifest = Manifest()
     ranks_here: int = 0
     limits: Limits = DEFAULT_LIMITS
-    hosts: tuple[tuple[int, str], ...] = ()
     comm_kernels: str = ""
     allow_truncated: bool = False
-    untraced_us: tuple[tuple[int, tuple[float, ...]], ...] = ()
-    unfinished: tuple[tuple[int, int], ...] = ()
     two_processes: bool = False
 
 
-@dataclass(eq=False, repr=False)
-class Converted:
+class Converted(NamedTuple):
     """The result for one rank. ``groups``: group id in the file → (name, description, ranks)."""
 
     trace: ExecutionTrace
     report: RankReport
-    rank: LinkedRank
-    groups: dict[int, tuple[str, str, tuple[int, ...]]] = field(default_factory=dict)
-    world_size: int = 1
+    groups: dict[int, tuple[str, str, tuple[int, ...]]]
 
 
 def convert_pair(pair: Pair, options: PairOptions = PairOptions()) -> Converted:
     """Convert the traces of one rank. Raises ``TraceError``."""
-    converted = convert_without_shares(pair, options)
+    collecting = gc.isenabled()
+    gc.disable()  # millions of short-lived records without reference cycles
+    try:
+        converted = _convert(pair, options)
+    finally:
+        if collecting:
+            gc.enable()
+    give_back(len(converted.trace))  # the linked rank is as large as the trace
     add_report(converted.trace, converted.report)
     return converted
 
@@ -95,18 +94,6 @@ def add_report(trace: ExecutionTrace, report: RankReport) -> None:
     """Add the shares of the critical path to the report, and the report to the file's metadata."""
     report.add_shares(shares(trace))
     trace.metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
-
-
-def convert_without_shares(pair: Pair, options: PairOptions) -> Converted:
-    """``convert_pair`` without ``add_report``, which needs less memory once the linked rank is gone."""
-    collecting = gc.isenabled()
-    gc.disable()  # millions of short-lived records without reference cycles
-    try:
-        host, device = _load(pair, options)
-        return _convert(pair, host, device, options)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _load(pair: Pair, options: PairOptions) -> tuple[HostTrace, DeviceTrace]:
@@ -125,13 +112,17 @@ def _load(pair: Pair, options: PairOptions) -> tuple[HostTrace, DeviceTrace]:
     return load_host(pair.host), device
 
 
-def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOptions) -> Converted:
-    number, world_size = link.rank_and_world(pair.rank, options.world_size, options.ranks_here, host, device)
-    cut = dict(options.unfinished).get(number, -1)
+def _convert(pair: Pair, options: PairOptions) -> Converted:
+    manifest = options.manifest
+    host, device = _load(pair, options)
+    recording = device.recording
+    number, world_size = link.rank_and_world(pair.rank, manifest.world_size, options.ranks_here, host, device)
+    cut = manifest.of_rank(number, "unfinished_step", int, -1)
     rank = link_rank(
-        host, device, options.groups, options.step, options.allow_unlinked, options.comm_kernels, cut
+        host, device, manifest.groups, options.step, options.allow_unlinked, options.comm_kernels, cut
     )
-    give_back(len(device))
+    del host, device
+    give_back(len(rank.device))
     dependencies = find_dependencies(rank)
     graph = build(rank, dependencies)
     if not len(graph):
@@ -162,17 +153,17 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
         "rank": number,
         "world_size": world_size,
         "trace_start_ns": rank.device.origin_ns,
-        "clock_domain": rank.device.host_name or dict(options.hosts).get(number, ""),
+        "clock_domain": rank.device.host_name or manifest.of_rank(number, "host", str, ""),
         "measured_end_micros": int(graph.end.max()) // 1000,
         "lanes": json.dumps(lanes, separators=(",", ":")),
         **({"device_name": rank.device.device_name} if rank.device.device_name else {}),
     }
     trace = emit(rank, graph, number, metadata, options.timestamps)
-    trace.metadata["steps_micros"] = step_facts(device.recording, dict(options.untraced_us).get(number, ()))
-    if device.recording is not None:
-        take_off_cost(trace, device.recording, rank.per_operator_ns)
+    trace.metadata["steps_micros"] = step_facts(recording, manifest.untraced_us(number))
+    if recording is not None:
+        take_off_cost(trace, recording, rank.per_operator_ns)
         report.times_of(trace)
-    return Converted(trace, report, rank, groups, world_size)
+    return Converted(trace, report, groups)
 
 
 # ---- the cost of recording ----

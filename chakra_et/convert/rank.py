@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from chakra_et import files
-from chakra_et.arrays import give_back
-from chakra_et.convert import pair as convert
-from chakra_et.convert.pair import PairOptions
+from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.et import file as et_file
@@ -30,8 +28,6 @@ from chakra_et.validate import check as validate
 
 Engine = Literal["native", "mlcommons"]
 Groups = dict[int, tuple[str, str, tuple[int, ...]]]
-# Options that a run's manifest tells.
-MANIFEST = ("groups", "world_size", "hosts", "untraced_us", "unfinished")
 CUT = re.compile(r": (truncated|gz-truncated)\b")
 
 
@@ -92,11 +88,7 @@ def convert_rank(job: RankJob) -> RankResult:
         size = job.written.stat().st_size
         return RankResult(RankReport(max(job.pair.rank, 0)), bytes=size, problems=problems)
     with contextlib.ExitStack() as stack:
-        converted = _convert(job, stack)
-        trace, report, groups = converted.trace, converted.report, converted.groups
-        del converted  # the linked rank is as large as the trace
-        give_back(len(trace))
-        convert.add_report(trace, report)
+        trace, report, groups = _convert(job, stack)
         trace.metadata |= {
             "process_groups": json.dumps(groups, separators=(",", ":")),
             "conversion_options": options_text(job.options),
@@ -110,13 +102,12 @@ def convert_rank(job: RankJob) -> RankResult:
 
 def options_text(options: PairOptions) -> str:
     """Options that affect the output (cache key)."""
-    names = ("step", "timestamps")
-    shape = {name: getattr(options, name) for name in names}
-    shape["comm_kernels"] = 0
+    kernels = 0
     with contextlib.suppress(OSError):  # the conversion reports the error
-        shape["comm_kernels"] = zlib.crc32(files.read_bytes(path)) if (path := options.comm_kernels) else 0
-    facts = tuple(getattr(options, name) for name in MANIFEST)
-    return json.dumps(shape | {"manifest": zlib.crc32(repr(facts).encode())}, separators=(",", ":"))
+        kernels = zlib.crc32(files.read_bytes(path)) if (path := options.comm_kernels) else 0
+    shape = {"step": options.step, "timestamps": options.timestamps, "comm_kernels": kernels}
+    manifest = zlib.crc32(repr(options.manifest.content).encode())
+    return json.dumps(shape | {"manifest": manifest}, separators=(",", ":"))
 
 
 def _trace_bytes(pair: Pair) -> str:
@@ -132,12 +123,12 @@ def _trace_bytes(pair: Pair) -> str:
     return " ".join(sizes)
 
 
-def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
+def _convert(job: RankJob, stack: contextlib.ExitStack) -> Converted:
     """Convert the pair; unreadable traces are repaired first, in scratch folders that ``stack`` removes."""
     pair = job.pair
     while True:
         try:
-            return convert.convert_without_shares(pair, job.options)
+            return convert_pair(pair, job.options)
         except TraceError as error:
             side: Side = (
                 "host" if isinstance(error, UnreadableTrace) and error.path == pair.host else "device"

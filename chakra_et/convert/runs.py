@@ -23,7 +23,7 @@ from typing import Any
 from chakra_et import files
 from chakra_et.convert import jobs
 from chakra_et.convert.pair import PairOptions
-from chakra_et.convert.rank import MANIFEST, Engine, RankJob, RankResult, convert_rank, options_text
+from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.convert.together import (
     Finish,
     check_ranks,
@@ -170,7 +170,7 @@ def convert_sets(
 
 
 def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
-    return replace(options, **{name: getattr(traces, name) for name in (*MANIFEST, "ranks_here")})
+    return replace(options, manifest=traces.manifest, ranks_here=traces.ranks_here)
 
 
 def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
@@ -178,7 +178,8 @@ def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
     traces, scratch, good = result.traces, result.scratch, result.good
     try:
         if run.ranks is None:
-            world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in good.values())])
+            recorded = [r.world_size for r in good.values()]
+            world = max([traces.ranks_here, traces.manifest.world_size, *recorded])
             _check_and_add(result, world, run)
         elif not good:
             return

@@ -17,13 +17,13 @@ import numpy as np
 
 from chakra_et.convert.emit import strings
 from chakra_et.convert.graph.communication import BY_STREAM, Group, group_number
+from chakra_et.convert.pair import add_report
 from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
-from chakra_et.simulate.time_by_kind import shares
 from chakra_et.simulate.timing import align, waits
 from chakra_et.text import list_ranks
 from chakra_et.validate import check as validate
@@ -70,7 +70,7 @@ def check_ranks(result: SetResult, world: int, allow_missing: bool) -> None:
                 f"{here} and {traces.pairs[other].device} are traces of the same process, {r.process[1]}; "
                 f"one of them is not the trace of its rank."
             )
-        listed = traces.processes.get(rank)
+        listed = traces.manifest.of_rank(rank, "pid", int, 0)
         if listed and r.process[1] and listed != r.process[1]:
             first = traces.pairs[rank].files[0]
             problems.append(
@@ -354,8 +354,7 @@ def finish_rank(job: Finish) -> RankReport:
             trace.attributes[name] = Attribute("int64", rows[known], values)
     trace.metadata["clock_offset_ns"] = offset
     trace.metadata["clock_spread_ns"] = spread
-    job.report.add_shares(shares(trace))
-    trace.metadata["conversion_report"] = json.dumps(job.report.as_dict(), separators=(",", ":"))
+    add_report(trace, job.report)
     if not same or trace.metadata != metadata:
         et_file.write(job.path, trace)
     return job.report

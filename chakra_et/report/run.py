@@ -134,7 +134,7 @@ def load(chosen: RunInput, whole: bool = False) -> ReportRun:
             traces.append(trace)
         groups = read_comm_groups(run.files.groups_file) if run.files.groups_file.is_file() else {}
         conversion = _json(run.files.report_file, lacks)
-    manifest = chosen.traces.manifest if chosen.traces else _json(chosen.files.manifest_file, lacks)
+    manifest = chosen.traces.manifest.content if chosen.traces else _json(chosen.files.manifest_file, lacks)
     return assemble(chosen.name, traces, list(run.ranks), groups, redacted(manifest), conversion, lacks)
 
 

@@ -7,18 +7,21 @@ Files with our tracer's names (see ``names``) are grouped by name, all others by
 from __future__ import annotations
 
 import fnmatch
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chakra_et.errors import TraceError
 from chakra_et.files import is_remote, read_json
 from chakra_et.names import RunFiles, parse_trace
 from chakra_et.traces.discovery import NO_TRACE, TraceFile, Unusable, look_at, runs_of
 from chakra_et.traces.fields import MAX_RANKS
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,49 @@ class Pair:
         return [path for path in (self.host, self.device) if path is not None]
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """What our tracer wrote about a run, {} for nothing. Values of other types than expected aren't used."""
+
+    content: dict[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def _ranks(self) -> dict[int, dict[str, Any]]:
+        entries = _objects(self.content.get("ranks"))
+        return {entry["rank"]: entry for entry in entries if type(entry.get("rank")) is int}
+
+    def of_rank(self, rank: int, name: str, kind: type[Value], missing: Value) -> Value:
+        """The value ``name`` of a rank, ``missing`` if it isn't there or of another type."""
+        value = self._ranks.get(rank, {}).get(name)
+        return value if type(value) is kind else missing
+
+    def untraced_us(self, rank: int) -> list[float]:
+        """The untraced steps of a rank in µs, without the first, which initialises lazily."""
+        steps = self.of_rank(rank, "untraced_step_times_us", dict, {})
+        return [time for step, time in steps.items() if step != "0" and type(time) in (int, float)]
+
+    @property
+    def world_size(self) -> int:
+        """The world size, 0 if not known."""
+        size = self.content.get("world_size")
+        return size if type(size) is int and 0 < size <= MAX_RANKS else 0
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The process groups, with Kineto's field names; ``threads``: rank → its threads."""
+        threads = {rank: self.of_rank(rank, "group_threads", dict, {}) for rank in self._ranks}
+        return [
+            {
+                "pg_name": group["name"],
+                "pg_desc": group.get("description"),
+                "ranks": group.get("ranks"),
+                "threads": {rank: names.get(str(group["name"])) for rank, names in threads.items()},
+            }
+            for group in _objects(self.content.get("process_groups"))
+            if "name" in group
+        ]
+
+
 @dataclass
 class TraceSet(RunFiles):
     """The traces of one run; its results are written to ``folder``.
@@ -49,7 +95,7 @@ class TraceSet(RunFiles):
 
     pairs: dict[int, Pair] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: Manifest = Manifest()
     incomplete: dict[int, str] = field(default_factory=dict)
     partial: bool = False
     warnings: list[str] = field(default_factory=list)
@@ -58,55 +104,6 @@ class TraceSet(RunFiles):
     def ranks_here(self) -> int:
         """A lower bound on the number of ranks, from the file names."""
         return max([*self.pairs, *self.incomplete], default=-1) + 1
-
-    @property
-    def world_size(self) -> int:
-        """The world size in the manifest, 0 if not known."""
-        size = self.manifest.get("world_size")
-        return size if type(size) is int and 0 < size <= MAX_RANKS else 0
-
-    @property
-    def groups(self) -> tuple[dict[str, Any], ...]:
-        """The process groups in the manifest, with Kineto's field names; ``threads``: rank → its threads."""
-        threads = self._of_ranks("group_threads", dict)
-        return tuple(
-            {
-                "pg_name": group["name"],
-                "pg_desc": group.get("description"),
-                "ranks": group.get("ranks"),
-                "threads": {rank: names.get(str(group["name"])) for rank, names in threads},
-            }
-            for group in _objects(self.manifest.get("process_groups"))
-            if "name" in group
-        )
-
-    @property
-    def hosts(self) -> tuple[tuple[int, str], ...]:
-        """(rank, its host) from the manifest; ranks on one host share a clock."""
-        return self._of_ranks("host", str)
-
-    @property
-    def untraced_us(self) -> tuple[tuple[int, tuple[float, ...]], ...]:
-        """(rank, its untraced steps in µs) from the manifest, without the first, which initialises lazily."""
-        return tuple(
-            (rank, tuple(time for step, time in steps.items() if step != "0" and type(time) in (int, float)))
-            for rank, steps in self._of_ranks("untraced_step_times_us", dict)
-        )
-
-    @property
-    def unfinished(self) -> tuple[tuple[int, int], ...]:
-        """(rank, its step whose recording was cut) from the manifest."""
-        return self._of_ranks("unfinished_step", int)
-
-    @property
-    def processes(self) -> dict[int, int]:
-        """Rank → process id, from the manifest."""
-        return dict(self._of_ranks("pid", int))
-
-    def _of_ranks(self, field: str, kind: type) -> tuple[tuple[int, Any], ...]:
-        ranks = _objects(self.manifest.get("ranks"))
-        pairs = [(rank.get("rank"), rank.get(field)) for rank in ranks]
-        return tuple((rank, value) for rank, value in pairs if type(rank) is int and type(value) is kind)
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -216,11 +213,9 @@ def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], probl
     path = traces.manifest_file
     try:
         manifest = read_json(path) if path.is_file() else {}
-        if isinstance(manifest, dict):
-            traces.manifest = manifest
-        else:
-            why = "not a manifest (no JSON object)"
-            traces.problems.append(f"{path}: {why}; remove it to convert without it.")
+        if not isinstance(manifest, dict):
+            raise ValueError("no JSON object")
+        traces.manifest = Manifest(manifest)
     except (OSError, ValueError) as error:
         why = f"not a readable manifest ({error})"
         traces.problems.append(f"{path}: {why}; remove it to convert without it.")

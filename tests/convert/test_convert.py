@@ -13,7 +13,7 @@ from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
-from chakra_et.traces.sets import Pair
+from chakra_et.traces.sets import Manifest, Pair
 from chakra_et.validate import check as validate
 from tests.generator import Features, Layout, generate
 from tests.generator.hand_made import annotation, call, event, kernel, node, op, write_device, write_host
@@ -194,7 +194,7 @@ def test_file_name_that_contradicts_the_trace_is_an_error(tmp_path: Path) -> Non
     with pytest.raises(TraceError, match="is rank 3 by its name and rank 1 by its distributedInfo"):
         convert_pair(Pair(3, host, device))
     with pytest.raises(TraceError, match="world size is 4 in its distributedInfo and 8 in the manifest"):
-        convert_pair(Pair(1, host, device), PairOptions(world_size=8))
+        convert_pair(Pair(1, host, device), PairOptions(manifest=Manifest({"world_size": 8})))
 
 
 @pytest.mark.parametrize("kinds", [{"nccl": ("allreduce", "_allgather_base")}, {"gloo": ("allreduce",) * 3}])

@@ -9,7 +9,7 @@ import pytest
 
 from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.et.columns import NodeType
-from chakra_et.traces.sets import Pair
+from chakra_et.traces.sets import Manifest, Pair
 from tests.generator.hand_made import (
     annotation,
     call,
@@ -69,7 +69,9 @@ def test_group_of_a_functional_collective(group: str, host: bool, tmp_path: Path
 
 def test_unused_groups_in_the_manifest_are_listed(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "one.json", [op("aten::add", 1, 5)], 0, 4)
-    converted = convert_pair(Pair(-1, None, path), PairOptions(groups=tuple(PAIRS)))
+    listed = [{"name": str(at), "ranks": ranks} for at, ranks in enumerate(([0, 1, 2, 3], [0, 1], [2, 3]))]
+    manifest = Manifest({"process_groups": listed})
+    converted = convert_pair(Pair(-1, None, path), PairOptions(manifest=manifest))
     assert set(converted.groups) == {1, 2, 3}
 
 

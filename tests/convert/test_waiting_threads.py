@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def work() -> list[dict[str, Any]]:
 
 
 def lanes(converted: Converted) -> list[str]:
-    return [lane.label for lane in converted.rank.timeline.lanes if lane.kind == "cpu"]
+    lanes = json.loads(converted.trace.metadata["lanes"])
+    return [lane["label"] for lane in lanes if lane["kind"] == "cpu"]
 
 
 @pytest.mark.parametrize("name", ["", "pt_nccl_watchdg"])

@@ -67,7 +67,7 @@ def test_invalid_manifest_is_reported(tmp_path: Path, text: str, words: str) -> 
     (tmp_path / "a_manifest.json").write_text(text)
     (one,) = named(tmp_path, "a_host.json", "a_device.json")
     assert len(one.problems) == 1 and words in one.problems[0] and "remove it" in one.problems[0]
-    assert one.manifest == {} and one.world_size == 0 and one.groups == () and one.hosts == ()
+    assert one.manifest == trace_sets.Manifest() and not one.manifest.groups
 
 
 def test_huge_manifest_is_not_read(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_huge_manifest_is_not_read(tmp_path: Path) -> None:
         file.write(b'{"world_size": 2}')
         file.truncate(MOST_BYTES + 1)
     (one,) = named(tmp_path, "a_host.json", "a_device.json")
-    assert "is larger than 64 MiB" in one.problems[0] and one.world_size == 0
+    assert "is larger than 64 MiB" in one.problems[0] and one.manifest.world_size == 0
 
 
 def test_values_of_the_wrong_type_in_a_manifest_are_not_used(tmp_path: Path) -> None:
@@ -86,8 +86,10 @@ def test_values_of_the_wrong_type_in_a_manifest_are_not_used(tmp_path: Path) -> 
     }
     (tmp_path / "a_manifest.json").write_text(json.dumps(manifest))
     (one,) = named(tmp_path, "a_host.json", "a_device.json")
-    assert one.world_size == 0 and one.hosts == ((0, "n0"),) and one.processes == {0: 5}
-    assert [group["pg_name"] for group in one.groups] == ["0"]
+    found = one.manifest
+    assert found.world_size == 0 and [group["pg_name"] for group in found.groups] == ["0"]
+    assert [found.of_rank(rank, "host", str, "") for rank in (0, 1)] == ["n0", ""]
+    assert found.of_rank(0, "pid", int, 0) == 5 and found.of_rank(0, "pid", str, "") == ""
 
 
 @pytest.fixture
