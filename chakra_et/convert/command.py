@@ -39,7 +39,6 @@ from chakra_et.ranks.communication import communication_job, is_record
 from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
-from chakra_et.traces.records import Limits
 from chakra_et.traces.sets import TraceSet
 
 Kind = TypeVar("Kind")
@@ -114,7 +113,7 @@ class ConvertConfig:
 
     def pair_options(self) -> PairOptions:
         """The options for converting one rank."""
-        return self._as(PairOptions, limits=self._as(Limits))
+        return self._as(PairOptions)
 
     def run_options(self, keep: bool) -> RunOptions:
         """The options for converting runs. ``keep``: keep valid files of an earlier conversion."""

@@ -37,7 +37,7 @@ from chakra_et.traces import host as host_trace
 from chakra_et.traces.device import DeviceTrace, operators_of
 from chakra_et.traces.device_format import Recording
 from chakra_et.traces.host import HostTrace
-from chakra_et.traces.records import DEFAULT_LIMITS, Limits
+from chakra_et.traces.records import MAX_BYTES
 from chakra_et.traces.sets import Manifest, Pair
 
 _PLAUSIBLE = 2.5
@@ -62,7 +62,7 @@ class PairOptions:
     allow_unlinked: bool = False
     manifest: Manifest = Manifest()
     ranks_here: int = 0
-    limits: Limits = DEFAULT_LIMITS
+    max_bytes: int = MAX_BYTES
     comm_kernels: str = ""
     allow_truncated: bool = False
     two_processes: bool = False
@@ -99,16 +99,16 @@ def add_report(trace: ExecutionTrace, report: RankReport) -> None:
 def _load(pair: Pair, options: PairOptions) -> tuple[HostTrace, DeviceTrace]:
     """Both traces; the operators of the device trace are in place of a host trace that there isn't."""
     if pair.host is None:
-        device = device_trace.load(pair.device, options.limits, operators=True)
+        device = device_trace.load(pair.device, options.max_bytes, operators=True)
         return operators_of(device), device
-    load_host = partial(host_trace.load, limits=options.limits)
+    load_host = partial(host_trace.load, max_bytes=options.max_bytes)
     # A compressed trace is about ten times as large once it is unpacked.
     sizes = [path.stat().st_size * (10 if path.suffix == ".gz" else 1) for path in pair.files]
     if options.two_processes and min(sizes) >= WORTH_A_PROCESS:
         with jobs.beside(load_host, pair.host) as host:
-            device = device_trace.load(pair.device, options.limits)
+            device = device_trace.load(pair.device, options.max_bytes)
             return host(), device
-    device = device_trace.load(pair.device, options.limits)
+    device = device_trace.load(pair.device, options.max_bytes)
     return load_host(pair.host), device
 
 

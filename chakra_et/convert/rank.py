@@ -144,7 +144,7 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> Converted:
             from chakra_et.repair import file as repair
 
             copy = stack.enter_context(files.scratch_folder(job.written)) / f"{side}.json"
-            report = repair.repair_file(getattr(job.pair, side), output=copy, limits=job.options.limits)
+            report = repair.repair_file(getattr(job.pair, side), output=copy, max_bytes=job.options.max_bytes)
             if not report.changed:
                 raise
             host, device = (copy, pair.device) if side == "host" else (pair.host, copy)

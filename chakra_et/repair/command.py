@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
@@ -19,7 +19,7 @@ from chakra_et.files import path_of
 from chakra_et.names import TRACE_GLOBS
 from chakra_et.repair.file import repair_file
 from chakra_et.text import printable, table
-from chakra_et.traces.records import DEFAULT_LIMITS
+from chakra_et.traces.records import MAX_BYTES
 
 LISTED = 20
 
@@ -33,9 +33,7 @@ class RepairConfig:
     )
     dir: str = field(default="outputs", metadata={"help": "search this folder and its subfolders for traces"})
     dry_run: bool = field(default=False, metadata={"help": "list the repairs without writing anything"})
-    max_bytes: int = field(
-        default=DEFAULT_LIMITS.max_bytes, metadata={"help": "refuse a larger trace (uncompressed size)"}
-    )
+    max_bytes: int = field(default=MAX_BYTES, metadata={"help": "refuse a larger trace (uncompressed size)"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,8 +68,7 @@ def _complain(sentence: str) -> None:
 
 def _repair(path: Path, config: RepairConfig) -> tuple[str, ...]:
     """Repair one file and list its repairs; returns its row in the table."""
-    limits = replace(DEFAULT_LIMITS, max_bytes=config.max_bytes)
-    report = repair_file(path, write=not config.dry_run, limits=limits)
+    report = repair_file(path, write=not config.dry_run, max_bytes=config.max_bytes)
     if report.changed:
         print(printable(str(report.path)))
     for repair in report.repairs[:LISTED]:

@@ -41,7 +41,7 @@ from chakra_et.redact import GONE, redacted_json
 from chakra_et.repair.format import Buffer, JsonDocument, Repair, RepairReport, value_end
 from chakra_et.repair.scan import Scanner
 from chakra_et.traces.fields import MAX_LISTED_REPAIRS, REPAIRS, recorded_repairs
-from chakra_et.traces.records import DEFAULT_LIMITS, Limits, TextMeter
+from chakra_et.traces.records import MAX_BYTES, TextMeter
 
 GZIP_MAGIC = b"\x1f\x8b"
 PIECE = 64 << 10
@@ -55,7 +55,7 @@ def repair_file(
     *,
     write: bool = True,
     output: Path | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    max_bytes: int = MAX_BYTES,
 ) -> RepairReport:
     """Repair a host or device trace, plain or gzip.
 
@@ -84,14 +84,14 @@ def repair_file(
             before = os.fstat(file.fileno())
             report = RepairReport(path)
             # A broken gzip stream comes first, as it causes the damage to the text.
-            with _text(file, str(path), limits, report.repairs) as data:
-                scanner = Scanner(data, str(path), limits).run()
+            with _text(file, str(path), max_bytes, report.repairs) as data:
+                scanner = Scanner(data, str(path)).run()
                 report.repairs += sorted(scanner.repairs, key=lambda repair: repair.offset)
                 document = _choose(scanner, report)
                 report.kind, report.nodes_kept = document.kind, document.nodes
                 report.changed = bool(report.repairs)
                 if report.changed and write:
-                    _write(file, before, target, output, data, document, limits, report)
+                    _write(file, before, target, output, data, document, max_bytes, report)
             return report
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file.") from None
@@ -100,10 +100,10 @@ def repair_file(
 
 
 @contextlib.contextmanager
-def _text(file: IO[bytes], name: str, limits: Limits, repairs: list[Repair]) -> Iterator[Buffer]:
+def _text(file: IO[bytes], name: str, max_bytes: int, repairs: list[Repair]) -> Iterator[Buffer]:
     """The text of ``file``; of a gzip file as far as it decompresses, and ``repairs`` has why no further."""
     with contextlib.ExitStack() as stack:
-        meter = TextMeter(name, limits)
+        meter = TextMeter(name, max_bytes)
         if _is_gzip(file):
             text: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
             for part in _unpacked(file, meter, repairs):
@@ -171,11 +171,9 @@ def _unpacked(file: IO[bytes], meter: TextMeter, repairs: list[Repair]) -> Itera
 def _choose(scanner: Scanner, report: RepairReport) -> JsonDocument:
     """The object to keep; the report lists what becomes of each."""
     path, documents = report.path, scanner.documents
-    able = [document for document in documents if document.nodes >= scanner.limits.min_records]
+    able = [document for document in documents if document.nodes]
     if not able:
-        most = max((document.nodes for document in documents), default=0)
-        what = f"only {most} nodes or events" if most else "no complete node or event"
-        raise TraceError(f"{path}: {what} in it, nothing to save; record the trace again.")
+        raise TraceError(f"{path}: no complete node or event in it, nothing to save; record the trace again.")
     if scanner.mixed:
         raise TraceError(
             f"{path}: the writes of several processes are mixed in it and cannot be separated; trace every "
@@ -192,7 +190,7 @@ def _choose(scanner: Scanner, report: RepairReport) -> JsonDocument:
 
 def _write(
     file: IO[bytes], before: os.stat_result, target: Path, output: Path | None,
-    data: Buffer, document: JsonDocument, limits: Limits, report: RepairReport,
+    data: Buffer, document: JsonDocument, max_bytes: int, report: RepairReport,
 ) -> None:  # fmt: skip
     """Write ``document`` to ``output``, or else in place of ``target``, which was as ``before`` when it was
     opened as ``file``."""
@@ -209,7 +207,7 @@ def _write(
         if packed:
             packed.close()
         part.file.flush()
-        _verify(part.path, document, path, limits)
+        _verify(part.path, document, path, max_bytes)
         after = os.stat(target)
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise TraceError(f"{path}: changes while it is read; repair it when its run has ended.")
@@ -262,11 +260,11 @@ def _marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) ->
     return footer[:end].rstrip() + field.encode() + footer[end:]
 
 
-def _verify(result: Path, document: JsonDocument, path: Path, limits: Limits) -> None:
+def _verify(result: Path, document: JsonDocument, path: Path, max_bytes: int) -> None:
     """Refuse a result that would itself need repair."""
     repairs: list[Repair] = []
-    with open(result, "rb") as file, _text(file, str(result), limits, repairs) as data:
-        scanner = Scanner(data, str(path), limits).run()
+    with open(result, "rb") as file, _text(file, str(result), max_bytes, repairs) as data:
+        scanner = Scanner(data, str(path)).run()
     if repairs or scanner.repairs or [found.nodes for found in scanner.documents] != [document.nodes]:
         raise TraceError(f"{path}: damaged in a way that cannot be repaired; it is unchanged.")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from chakra_et.traces.records import Limits
-
+# A record beyond one of these is left out.
+MAX_DEPTH, MAX_RECORD_BYTES, MAX_STRING_BYTES = 200, 8 << 20, 4 << 20
 Buffer = bytes | mmap.mmap
 HOST, DEVICE = "host", "device"
 ARRAY_KEY = {HOST: b"nodes", DEVICE: b"traceEvents"}
@@ -111,7 +111,7 @@ def matched_end(pattern: re.Pattern[bytes], text: Buffer, at: int = 0) -> int:
     return found.end() if found else at
 
 
-def count_records(body: bytes, limits: Limits) -> int | None:
+def count_records(body: bytes) -> int | None:
     """The number of JSON objects in ``body``, an array without its brackets.
 
     None if any of it is not valid JSON that msgspec decodes, or breaks a limit of one record.
@@ -125,7 +125,7 @@ def count_records(body: bytes, limits: Limits) -> int | None:
             msgspec.json.decode(b"[%b]" % body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return count if breaks_limit(body, limits) is None else None
+    return count if breaks_limit(body) is None else None
 
 
 def holds_header(body: bytes) -> bool:
@@ -134,17 +134,17 @@ def holds_header(body: bytes) -> bool:
     return any(key in body for key in _ONLY_IN_HEADERS) and OBJECT_START.search(body) is not None
 
 
-def is_object(text: bytes, limits: Limits) -> bool:
+def is_object(text: bytes) -> bool:
     """Whether ``text`` is one JSON object within the limits, with or without white space around it."""
-    return count_records(text, limits) == 1
+    return count_records(text) == 1
 
 
-def breaks_limit(body: bytes, limits: Limits) -> str | None:
+def breaks_limit(body: bytes) -> str | None:
     """The limit that a record in ``body``, valid JSON, exceeds, in words; None if there is none."""
-    if len(body) > limits.max_string_bytes and max(map(len, body.split(b'"'))) > limits.max_string_bytes:
-        return f"a string of more than {limits.max_string_bytes} bytes"
-    if _deeper(body, limits.max_depth) and _deeper(_STRING.sub(b"", body), limits.max_depth):
-        return f"nested more than {limits.max_depth} deep"
+    if len(body) > MAX_STRING_BYTES and max(map(len, body.split(b'"'))) > MAX_STRING_BYTES:
+        return f"a string of more than {MAX_STRING_BYTES} bytes"
+    if _deeper(body, MAX_DEPTH) and _deeper(_STRING.sub(b"", body), MAX_DEPTH):
+        return f"nested more than {MAX_DEPTH} deep"
     return None
 
 
@@ -176,9 +176,9 @@ def first_keys(records: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def is_header(header: bytes, kind: str, limits: Limits) -> bool:
+def is_header(header: bytes, kind: str) -> bool:
     """Whether the text is valid JSON up to the ``[`` of this kind's array."""
-    if not is_object(header + b"]}", limits):
+    if not is_object(header + b"]}"):
         return False
     return ARRAY_KEY[kind].decode() in msgspec.json.decode(header + b"]}", type=dict[str, msgspec.Raw])
 
@@ -189,7 +189,7 @@ def bare_header(kind: str, fields: dict[str, bytes]) -> bytes:
     return b'{\n%b  "%b": [' % (b"".join(lines), ARRAY_KEY[kind])
 
 
-def salvage_fields(text: bytes, kind: str, limits: Limits) -> dict[str, bytes]:
+def salvage_fields(text: bytes, kind: str) -> dict[str, bytes]:
     """The known fields of a damaged header or footer whose values are complete: name → value as written."""
     fields: dict[str, bytes] = {}
     decoded = text.decode("latin-1")
@@ -200,7 +200,7 @@ def salvage_fields(text: bytes, kind: str, limits: Limits) -> dict[str, bytes]:
         if end is None or not _AFTER_FIELD.match(text, end):
             continue
         value = text[found.end() : end]
-        if name not in fields and is_object(b'{"%b": %b}' % (name.encode(), value), limits):
+        if name not in fields and is_object(b'{"%b": %b}' % (name.encode(), value)):
             fields[name] = value
     return fields
 
@@ -214,11 +214,11 @@ def footer_end(text: str, at: int) -> int | None:
     return None if end is None else after + end - 1
 
 
-def mend_footer(footer: bytes, kind: str, limits: Limits) -> tuple[bytes, str]:
+def mend_footer(footer: bytes, kind: str) -> tuple[bytes, str]:
     """``footer`` (from ``]`` on) if it is valid, else what can be read of it and a sentence on that."""
-    if is_object(b'{"_": [%b' % footer, limits):
+    if is_object(b'{"_": [%b' % footer):
         return footer, ""
-    fields = salvage_fields(footer, kind, limits)
+    fields = salvage_fields(footer, kind)
     lines = [b',\n  "%b": %b' % (name.encode(), value) for name, value in fields.items()]
     return b"\n  ]%b\n}" % b"".join(lines), f"fields that could be read: {', '.join(fields) or 'none'}"
 

@@ -10,7 +10,6 @@ import json
 import re
 
 from chakra_et.repair.format import HOST, NAME_FIELD, NOT_A_NUMBER, TEXT_VALUE, is_object
-from chakra_et.traces.records import Limits
 
 MAX_MEND_BYTES = 1 << 20
 
@@ -28,9 +27,7 @@ _IN_A_NAME = re.compile(rb"[\x00-\x1f]")
 _RECORD_INSIDE = re.compile(rb'"(?:inputs|outputs|attrs|op_schema)"' + _W + rb":")
 
 
-def mend(
-    record: bytes, limits: Limits, kind: str, keys: tuple[str, ...] | None = None
-) -> tuple[bytes, list[Fix]] | None:
+def mend(record: bytes, kind: str, keys: tuple[str, ...] | None = None) -> tuple[bytes, list[Fix]] | None:
     """``record`` as valid JSON and the list of fixes, or None if it cannot be mended.
 
     ``kind`` is "host" or "device". ``keys`` are the keys of an intact record of the same file: a mended host
@@ -77,7 +74,7 @@ def mend(
         return b'%b"%b"' % (before, text)
 
     record = NOT_A_NUMBER.sub(quote, record)
-    return (record, fixes) if fixes and is_object(record, limits) and is_whole(record, kind, keys) else None
+    return (record, fixes) if fixes and is_object(record) and is_whole(record, kind, keys) else None
 
 
 def _escape(control: re.Match[bytes]) -> bytes:

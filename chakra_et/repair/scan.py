@@ -31,12 +31,12 @@ from chakra_et.repair.format import (
     matched_end,
 )
 from chakra_et.repair.mend import mend
-from chakra_et.traces.records import Limits
 
 STEP_BYTES = 1 << 20
 SMALL_STEP = 4 << 10
 LOOK_AHEAD = 256 << 10
 MAX_OPENINGS = 8
+MAX_OBJECTS = MAX_LISTED = 10_000
 
 Match = re.Match[bytes]
 
@@ -50,7 +50,6 @@ class Scanner:
 
     data: Buffer
     name: str
-    limits: Limits
     repairs: list[Repair] = field(default_factory=list)
     documents: list[JsonDocument] = field(default_factory=list)
     mixed: bool = False
@@ -116,7 +115,7 @@ class Scanner:
             self._lost = True
             # An object broke off before: this may be its rest, written after another writer's beginning.
             self.mixed |= bool(self._waiting(self._current))
-        if len(self.repairs) < self.limits.max_listed:
+        if len(self.repairs) < MAX_LISTED:
             self.repairs.append(Repair(kind, offset, detail, line))
         else:
             self._unlisted += 1
@@ -144,7 +143,7 @@ class Scanner:
         while True:
             opening, certain = self._opening(at, at + size)
             end = None if certain else layout.value_end(self._text(at, size), 0)
-            if certain or end or at + size >= len(data) or size > self.limits.max_record_bytes:
+            if certain or end or at + size >= len(data) or size > layout.MAX_RECORD_BYTES:
                 break
             size *= 2
         inner = OBJECT_START.search(data, at + 1, opening.start() if opening else min(at + size, len(data)))
@@ -158,7 +157,7 @@ class Scanner:
         elif opening:
             kind, header = _kind(opening), data[at : opening.end()]
             if not certain:
-                fields = layout.salvage_fields(header, kind, self.limits)
+                fields = layout.salvage_fields(header, kind)
                 detail = f"fields that could be read: {', '.join(fields) or 'none'}"
                 self._note("damaged-header", at, detail)
                 header = layout.bare_header(kind, fields)
@@ -171,7 +170,7 @@ class Scanner:
         first = None
         for count, opening in enumerate(ARRAY_OPEN.finditer(self.data, at, stop)):
             first = first or opening
-            if layout.is_header(self.data[at : opening.end()], _kind(opening), self.limits):
+            if layout.is_header(self.data[at : opening.end()], _kind(opening)):
                 return opening, True
             if count == MAX_OPENINGS:
                 break
@@ -179,8 +178,8 @@ class Scanner:
 
     def _begin(self, at: int, kind: str, header: bytes, inside: int, has_header: bool = True) -> None:
         """Begin the document of the object at ``at``, and go on ``inside`` its array."""
-        if len(self.documents) >= self.limits.max_objects:
-            raise TraceError(f"{self.name}: more than {self.limits.max_objects} objects in one file.")
+        if len(self.documents) >= MAX_OBJECTS:
+            raise TraceError(f"{self.name}: more than {MAX_OBJECTS} objects in one file.")
         self._current = JsonDocument(at, kind, self._line(at), header, has_header)
         self.documents.append(self._current)
         self._pos, self._loose = inside, False
@@ -220,7 +219,7 @@ class Scanner:
         # Footer fields belong to the object before.
         fields = {
             name: value
-            for name, value in layout.salvage_fields(remains, kind, self.limits).items()
+            for name, value in layout.salvage_fields(remains, kind).items()
             if name not in layout.FOOTER_FIELDS
         }
         names = ", ".join(fields) or "none"
@@ -244,7 +243,7 @@ class Scanner:
                     break
             begin = pos + lead.find(b",") + 1
             body = data[begin:cut].rstrip(b" \t\r\n")
-            count = count_records(body[:-1], self.limits) if body.endswith(b",") else None
+            count = count_records(body[:-1]) if body.endswith(b",") else None
             if count and not layout.holds_header(body):
                 self._add(document, (begin, begin + len(body) - 1), count)
                 self._pos = begin + len(body) - 1
@@ -281,7 +280,7 @@ class Scanner:
             # The next place where reading can resume.
             found = JOINT[document.kind].search(data, at + 1, stop)
             certain = found and (found.end() < stop or stop == len(data))
-            if certain or stop == len(data) or size > self.limits.max_record_bytes:
+            if certain or stop == len(data) or size > layout.MAX_RECORD_BYTES:
                 break
             size *= 2
         self._damage(document, lead, at, found.start() if found and certain else stop)
@@ -289,15 +288,15 @@ class Scanner:
     def _take(self, document: JsonDocument, lead: bytes, at: int, end: int) -> None:
         """Keep the record ``data[at:end]``, mended if necessary, or leave it out."""
         record, self._pos = self.data[at:end], end
-        if len(record) > self.limits.max_record_bytes:
+        if len(record) > layout.MAX_RECORD_BYTES:
             self._drop("limit", at, f"a record of {len(record)} bytes left out")
-        elif is_object(record, self.limits):
+        elif is_object(record):
             self._keep(document, lead, at, record)
         elif not self._mended(document, lead, at, record):
             self._drop_unreadable(at, record)
 
     def _mended(self, document: JsonDocument, lead: bytes, at: int, record: bytes) -> bool:
-        mended = mend(record, self.limits, document.kind, document.keys)
+        mended = mend(record, document.kind, document.keys)
         if mended is not None:
             self._keep(document, lead, at, *mended)
             self._step = SMALL_STEP
@@ -324,7 +323,7 @@ class Scanner:
         kind = "limit"
         try:
             msgspec.json.decode(record)
-            why = layout.breaks_limit(record, self.limits) or "not decodable"
+            why = layout.breaks_limit(record) or "not decodable"
         except RecursionError:
             why = "nested too deeply"
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -363,7 +362,7 @@ class Scanner:
         if not whole:
             starts = (pattern.search(data, at + 1) for pattern in (OBJECT_START, RECORD_START[None]))
             end = min((start.start() for start in starts if start), default=len(data))
-        document.footer, left = layout.mend_footer(data[at:end], kind, self.limits)
+        document.footer, left = layout.mend_footer(data[at:end], kind)
         whole = whole or not left or end < len(data)
         if not whole:
             self._note("truncated", at, f"the object's last fields; {left}")

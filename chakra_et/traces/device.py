@@ -35,7 +35,7 @@ from chakra_et.traces.device_format import (
 )
 from chakra_et.traces.fields import STRIDES, add_repairs, as_number
 from chakra_et.traces.host import HostTrace
-from chakra_et.traces.records import DEFAULT_LIMITS, Limits, read_records
+from chakra_et.traces.records import MAX_BYTES, read_records
 
 MAX_MICROSECONDS = 2.0**53
 MAX_SPAN = 7 * 86_400e6
@@ -133,15 +133,15 @@ class DeviceTrace:
         return dataclasses.replace(self, **changes, inputs=None)
 
 
-def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = False) -> DeviceTrace:
+def load(path: str | Path, max_bytes: int = MAX_BYTES, operators: bool = False) -> DeviceTrace:
     """Read a device trace (``.json`` or ``.json.gz``). ``operators``: also read the operators' arguments.
 
-    Raises ``TraceError`` if it is not readable, exceeds the limits or has no operator, call or kernel.
+    Raises ``TraceError`` if it is not readable, is too long or has no operator, call or kernel.
     """
     path = path_of(path)
     columns = DeviceColumns(operators)
     layout = OperatorHeader if operators else Header
-    header = read_records(path, "traceEvents", lambda head: layout, columns, limits)
+    header = read_records(path, "traceEvents", lambda head: layout, columns, max_bytes)
     if columns.rows == 0:
         raise TraceError(
             f"{path}: has no operator, runtime call or kernel; did the run reach an active profiler step?"
@@ -281,8 +281,6 @@ def operators_of(device: DeviceTrace) -> HostTrace:
     nothing = byte_strings([_NOTHING]).take(none)
     return HostTrace(
         path=device.path,
-        id=rows + 2,
-        parent=np.full(count, -1, dtype=np.int64),
         name=device.name[rows],
         names=device.names,
         op_schema=none,

@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chakra_et.arrays import first_rows, narrowed
+from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
 from chakra_et.et import wire
 from chakra_et.et.wire import Cells
 from chakra_et.files import path_of
 from chakra_et.findings import Findings
 from chakra_et.traces.fields import STRIDES, Number, Strided, add_repairs, as_column, copies, indices
-from chakra_et.traces.records import DEFAULT_LIMITS, Limits, read_records
+from chakra_et.traces.records import MAX_BYTES, read_records
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_tid": 0}
@@ -70,15 +70,14 @@ class Attr(msgspec.Struct, gc=False):
 # Getters for map, which takes half the time of a comprehension over a million records.
 _values, _shapes, _types = attrgetter("values"), attrgetter("shapes"), attrgetter("types")
 _strides = attrgetter("strides")
-_id, _name, _attrs = attrgetter("id"), attrgetter("name"), attrgetter("attrs")
+_name, _attrs = attrgetter("name"), attrgetter("attrs")
 
 
 class HostRecord(msgspec.Struct, gc=False):
-    """A node of the layout with ``attrs``. ``ctrl_deps`` is the parent."""
+    """A node of the layout with ``attrs``."""
 
     id: Number
     name: Any = ""
-    ctrl_deps: Any = None
     inputs: Values | None = None
     outputs: Values | None = None
     attrs: list[Attr] | None = None
@@ -89,7 +88,6 @@ class FlatNode(msgspec.Struct, gc=False):
 
     id: Number
     name: Any = ""
-    parent: Any = None
     rf_id: Number = 0
     fw_parent: Number = 0
     seq_id: Number = -1
@@ -128,8 +126,8 @@ class FlatDocument(DocumentFields, kw_only=True):
 class HostTrace:
     """The nodes of one rank, one row each, in file order.
 
-    - ``id``, ``parent`` (-1: none), ``rf_id``, ``fw_parent``, ``seq_id``, ``scope``, ``tid``, ``fw_tid``:
-      int64[rows], or int32 where that suffices
+    - ``rf_id``, ``fw_parent``, ``seq_id``, ``scope``, ``tid``, ``fw_tid``: int64[rows], or int32 where that
+      suffices; ids and parents aren't kept, as nesting is by the times of the device trace
     - ``name``: index into ``names``; ``op_schema``: index into ``schemas``
     - ``inputs``, ``outputs``: values, shapes and types of each row as JSON text of the trace (UTF-8)
     - ``communication``: row → attributes of a collective; ``texts``: row → other non-empty text attributes
@@ -138,8 +136,6 @@ class HostTrace:
     """
 
     path: Path
-    id: np.ndarray
-    parent: np.ndarray
     name: np.ndarray
     names: list[str]
     op_schema: np.ndarray
@@ -160,7 +156,7 @@ class HostTrace:
     recorded: bool = True
 
     def __len__(self) -> int:
-        return len(self.id)
+        return len(self.name)
 
 
 class _Columns:
@@ -183,11 +179,6 @@ class _Columns:
         if not nodes:
             return
         flat = isinstance(nodes[0], FlatNode)
-        self._add("id", as_column(list(map(_id, nodes))))
-        parents = [node.parent if flat else node.ctrl_deps for node in nodes]
-        self._add(
-            "parent", as_column(parents if set(map(type, parents)) == {int} else list(map(_parent, parents)))
-        )
         self._add("name", indices(list(map(_name, nodes)), self.names))
         if flat:
             for column in NUMERIC:
@@ -249,10 +240,10 @@ class _Columns:
         self.numbers.setdefault(name, []).append(column)
 
 
-def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
+def load(path: str | Path, max_bytes: int = MAX_BYTES) -> HostTrace:
     """Read a host trace (``.json`` or ``.json.gz``).
 
-    Raises ``TraceError`` if it is not readable, exceeds the limits or has no node.
+    Raises ``TraceError`` if it is not readable, is too long or has no node.
     """
     path = path_of(path)
     columns = _Columns()
@@ -260,7 +251,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     def layout(head: bytes) -> type:
         return FlatDocument if b'"input_shapes"' in head and b'"attrs"' not in head else HostDocument
 
-    document = read_records(path, "nodes", layout, columns, limits)
+    document = read_records(path, "nodes", layout, columns, max_bytes)
     if columns.rows == 0:
         raise TraceError(f"{path}: has no node; did the run reach an active profiler step?")
     joined: dict[str, Any] = {
@@ -272,7 +263,6 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     }
     inputs, outputs = wire.joined(columns.inputs), wire.joined(columns.outputs)
     add_repairs(columns.findings, "host", document.chakra_et_repairs)
-    _check_family(joined["id"], joined["parent"], columns.findings)
     return HostTrace(
         path=path,
         names=list(columns.names),
@@ -288,31 +278,9 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     )
 
 
-def _check_family(ids: np.ndarray, parents: np.ndarray, findings: Findings) -> None:
-    """Count invalid ids and parents. No node is lost, as nesting is by time."""
-    known, first = first_rows(ids)
-    parents = parents[first]
-    up = np.minimum(np.searchsorted(known, parents), len(known) - 1)
-    absent = known[up] != parents
-    nodes = np.arange(len(known))
-    up = np.where(absent, nodes, up)
-    # The root has the lowest id and no parent or itself as parent; it may be missing from the trace.
-    ends = absent | ((up == nodes) & (nodes == 0))
-    absent &= (nodes > 0) & (parents != known[0] - 1)
-    for _ in range(len(known).bit_length()):
-        up = up[up]  # each round doubles the distance
-    findings.add("duplicate-host-id", len(ids) - len(known))
-    findings.add("absent-host-parent", int(absent.sum()))
-    findings.add("cyclic-host-parent", int((~ends[up]).sum()))
-
-
 def tensors(values: bytes) -> list[tuple[int, int, int]]:
     """(storage id, elements, bytes per element) of each tensor in the JSON text of a node's values."""
     return [(int(t[1]), int(t[3]), int(t[4])) for t in TENSOR.findall(values)]
-
-
-def _parent(value: Any) -> Number:
-    return value[0] if isinstance(value, list) and value else value if isinstance(value, int) else None
 
 
 def _groups(columns: _Columns, name: np.ndarray, inputs: Cells) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 Both kinds of trace have a few header fields, one long array (``nodes`` or ``traceEvents``) and possibly a
 footer. A piece ends where a record starts. msgspec decodes it into typed structs, so memory is bounded by the
 piece, not by the file. If a piece is cut at a wrong place, it does not decode (its brackets do not balance),
-and the cut is moved. ``Limits`` keep a damaged or hostile file from filling memory or disk.
+and the cut is moved. Limits keep a damaged or hostile file from filling memory or disk.
 """
 
 from __future__ import annotations
@@ -30,35 +30,12 @@ HEAD_BYTES = 16 << 20
 MAX_CUTS = 64
 # Stop after this much text without the end of a record, so that a damaged file does not fill the memory.
 MAX_RECORD_BYTES = 64 << 20
+MAX_BYTES = 64 << 30
+"""Of the text of a trace."""
+# No trace is packed as densely as this, from this size on.
+MAX_RATIO, RATIO_FROM_BYTES = 400, 64 << 20
 RECORD_END = re.compile(rb"\}\s*,\s*(?=\{)")
 RAW_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits for reading and repairing.
-
-    Records (nodes, events) beyond a limit are left out and listed. A file beyond ``max_bytes``, ``max_ratio``
-    or ``max_objects``, or with fewer than ``min_records`` intact records, is rejected.
-    """
-
-    min_records: int = 1
-    max_depth: int = 200
-    max_record_bytes: int = 8 << 20
-    max_string_bytes: int = 4 << 20
-    max_bytes: int = 64 << 30
-    max_ratio: int = 400
-    ratio_from_bytes: int = 64 << 20
-    max_objects: int = 10_000
-    max_listed: int = 10_000
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-
-
-DEFAULT_LIMITS = Limits()
 
 
 @dataclass(eq=False, repr=False)
@@ -66,7 +43,7 @@ class TextMeter:
     """Counts the text read from the file ``name``, and stops at the limits."""
 
     name: str
-    limits: Limits
+    max_bytes: int
     given: int = 0
 
     def add(self, text_bytes: int, file_bytes: int) -> None:
@@ -75,12 +52,11 @@ class TextMeter:
         Raises ``TraceError`` beyond a limit.
         """
         self.given += text_bytes
-        limits = self.limits
-        if self.given > limits.max_bytes:
-            raise TraceError(f"{self.name}: holds more than {limits.max_bytes} bytes of text (--max-bytes).")
-        if self.given > max(limits.ratio_from_bytes, limits.max_ratio * file_bytes):
+        if self.given > self.max_bytes:
+            raise TraceError(f"{self.name}: holds more than {self.max_bytes} bytes of text (--max-bytes).")
+        if self.given > max(RATIO_FROM_BYTES, MAX_RATIO * file_bytes):
             raise TraceError(
-                f"{self.name}: unpacks to more than {limits.max_ratio} times its size, which no trace does."
+                f"{self.name}: unpacks to more than {MAX_RATIO} times its size, which no trace does."
             )
 
 
@@ -108,7 +84,7 @@ def read_records(
     array_key: str,
     document_type: Callable[[bytes], type],
     taker: Taker,
-    limits: Limits = DEFAULT_LIMITS,
+    max_bytes: int = MAX_BYTES,
     piece_bytes: int = PIECE_BYTES,
 ) -> Any:
     """Decode the array ``array_key`` of the JSON object in ``path``.
@@ -118,11 +94,11 @@ def read_records(
     header and footer fields.
 
     Raises ``UnreadableTrace`` if the file is not one JSON object with that array, and ``TraceError`` if it
-    cannot be opened or exceeds ``limits``.
+    cannot be opened or is too long.
     """
     try:
         with open_trace(path) as file:
-            return _Reader(file, path, limits, array_key, document_type, taker).run(piece_bytes)
+            return _Reader(file, path, max_bytes, array_key, document_type, taker).run(piece_bytes)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableTrace(f"{path}: is not a readable trace ({error}).", path) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -138,14 +114,14 @@ class _Reader:
         self,
         file: gzip.GzipFile | io.BufferedReader,
         path: Path,
-        limits: Limits,
+        max_bytes: int,
         array_key: str,
         document_type: Callable[[bytes], type],
         taker: Taker,
     ) -> None:
         self.file, self.path, self.array_key, self.taker = file, path, array_key, taker
         self.document_type = document_type
-        self.meter, self.size = TextMeter(str(path), limits), path.stat().st_size
+        self.meter, self.size = TextMeter(str(path), max_bytes), path.stat().st_size
         self.ascii = True  # all text so far
 
     def read(self, size: int) -> bytes:

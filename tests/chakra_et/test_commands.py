@@ -139,8 +139,6 @@ def test_truncated_host_trace_is_repaired_during_conversion(folder: Path) -> Non
     report = json.loads((folder / "tiny_1gpu_conversion.json").read_text())["ranks"]["0"]
     damage = r"host trace, byte [0-9]+ \(line [0-9]+\): truncated: .* left out"
     assert any(re.fullmatch(damage, repair["text"]) for repair in report["repairs"])
-    # The observer writes a parent after its children, so the cut took some parents.
-    assert counts(report, "repairs")["absent-host-parent"] > 0
     assert counts(report, "notes")["no-host-node"] > 0
     assert host.read_bytes() == cut
 

@@ -16,7 +16,6 @@ from chakra_et.convert.pair import PairOptions, convert_pair
 from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.host import HostTrace
-from chakra_et.traces.records import Limits
 from chakra_et.traces.sets import Pair
 from tests.generator import Features, generate
 
@@ -36,9 +35,9 @@ def test_the_host_trace_is_read_in_another_process(
     readers = tmp_path / "readers"
     monkeypatch.delitem(sys.modules, "upath", raising=False)  # with URLs in use, nothing is forked
 
-    def load(path: Path, limits: Limits) -> HostTrace:
+    def load(path: Path, max_bytes: int) -> HostTrace:
         readers.write_text(str(os.getpid()))
-        return real(path, limits)
+        return real(path, max_bytes)
 
     real = host_trace.load
     monkeypatch.setattr(host_trace, "load", load)
@@ -93,9 +92,9 @@ def test_limits_hold_in_the_other_process(traces: Pair) -> None:
     assert traces.host
     with open(traces.host, "a") as file:
         file.write(" " * traces.device.stat().st_size)  # only the host trace is too long
-    limits = Limits(max_bytes=traces.device.stat().st_size)
+    size = traces.device.stat().st_size
     with pytest.raises(TraceError, match=r"_host\.json: holds more than .*--max-bytes"):
-        convert_pair(traces, PairOptions(limits=limits, two_processes=True))
+        convert_pair(traces, PairOptions(max_bytes=size, two_processes=True))
 
 
 def dies(_: int) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from chakra_et.errors import TraceError
 from chakra_et.repair.file import repair_file
-from chakra_et.traces.records import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -163,9 +162,8 @@ def test_gzip_bomb_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a_host.json.gz"
     text = host().replace("aten::op3", " " * 3_000_000)
     path.write_bytes(gzip.compress(text.encode()))
-    limits = Limits(max_bytes=1_000_000)
     with pytest.raises(TraceError):
-        repair_file(path, limits=limits)
+        repair_file(path, max_bytes=1_000_000)
 
 
 def test_random_damage_gives_a_trace_or_one_sentence(tmp_path: Path) -> None:
