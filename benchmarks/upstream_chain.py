@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 import chakra_et as ce
-from chakra_et.convert import mlcommons
+from chakra_et.convert.rank import RECURSION, convert_by_mlcommons
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
 from chakra_et.text import plural
@@ -39,7 +39,7 @@ HAS_HTA = importlib.util.find_spec("hta") is not None
 
 def tool(module: str, *arguments: str | Path) -> None:
     """Run one of Chakra's tools. Raises ``RuntimeError`` with its last line where it fails."""
-    program = mlcommons.RECURSION.format(module=f"chakra.src.{module}")
+    program = RECURSION.format(module=f"chakra.src.{module}")
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True
     )
@@ -69,7 +69,7 @@ def chain(traces: sets.TraceSet, folder: Path) -> tuple[list[tuple[str, dict[str
     files = [("native", native)]
     if HAS_LINKER:
         upstream = folder / "upstream.et"
-        mlcommons.convert(traces.pairs[0], upstream)
+        convert_by_mlcommons(traces.pairs[0], upstream)
         files.append(("upstream", upstream))
     for _, path in files:
         tool("jsonizer.jsonizer", "--input_filename", path, "--output_filename", f"{path}.json")

@@ -55,7 +55,6 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "clock-contradicted": "pairs of a call and device work that contradict the device's clock as "
         "estimated from all pairs",
         "steps-without-host": "steps of the device trace that the host trace does not cover",
-        "host-only-operators": "host operators with CUDA tensors in steps without any device work",
         "launch-without-work": "kernel launches whose kernel is not in the device trace",
         "missing-communication": "communication operators whose kernel is not in the device trace",
         "work-before-recording": "streams that were busy when the recording began: work of the device until "

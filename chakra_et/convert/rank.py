@@ -10,6 +10,9 @@ import dataclasses
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES, Side
+from chakra_et.traces.records import open_trace
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 
@@ -81,9 +85,7 @@ def convert_rank(job: RankJob) -> RankResult:
         files.link(job.output, job.written)
         return kept
     if job.engine == "mlcommons":
-        from chakra_et.convert import mlcommons
-
-        mlcommons.convert(job.pair, job.written)
+        convert_by_mlcommons(job.pair, job.written)
         problems = _errors(et_file.read(job.written), None, job)
         size = job.written.stat().st_size
         return RankResult(RankReport(max(job.pair.rank, 0)), bytes=size, problems=problems)
@@ -214,3 +216,75 @@ def _read_back(job: RankJob) -> RankResult | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return None if result.problems else result
+
+
+# ---- MLCommons' own tools, to compare their result with ours ----
+#
+# They run as processes in a scratch folder, with a recursion limit and a stack for deep graphs, as the
+# converter's search for cycles is recursive.
+
+PACKAGE = "chakra.src"
+RECURSION = """
+import sys, threading
+sys.setrecursionlimit(10_000_000)
+threading.stack_size(1 << 30)
+from {module} import main
+outcome = []
+def run():
+    try:
+        main()
+        outcome.append(0)
+    except SystemExit as stop:
+        outcome.append(stop.code)
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+sys.exit(outcome[0] if outcome else 1)
+"""
+
+
+def convert_by_mlcommons(pair: Pair, output: Path) -> None:
+    """Convert one rank with MLCommons' tools.
+
+    Raises ``TraceError`` if a tool is not installed or fails; ``output`` is then unchanged.
+    """
+    if pair.host is None:
+        raise TraceError(f"{pair.device}: --engine mlcommons needs a host trace too; use --engine native.")
+    with files.scratch_folder(output.resolve()) as folder:
+        linked, result = folder / "linked.json", folder / "result.et"
+        _run(
+            pair, linked, f"{PACKAGE}.trace_link.trace_link",
+            "--rank", str(max(pair.rank, 0)), "--chakra-host-trace", _plain(pair.host, folder),
+            "--chakra-device-trace", _plain(pair.device, folder), "--output-file", str(linked),
+        )  # fmt: skip
+        _run(
+            pair, result, f"{PACKAGE}.converter.converter",
+            "--log-filename", os.devnull, "PyTorch", "--input", str(linked), "--output", str(result),
+        )  # fmt: skip
+        files.copy(result, output)
+
+
+def _run(pair: Pair, output: Path, module: str, *arguments: str) -> None:
+    tool = module.rsplit(".", 1)[1]
+    done = subprocess.run(
+        [sys.executable, "-c", RECURSION.format(module=module), *arguments],
+        cwd=output.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+    )  # fmt: skip
+    if done.returncode == 0 and output.is_file():
+        return
+    if "No module named" in done.stderr or "et_replay" in done.stderr:
+        raise TraceError(
+            "--engine mlcommons: chakra_trace_link or one of its requirements (et_replay, "
+            "HolisticTraceAnalysis) is not installed; run ./install_chakra_tools.sh."
+        )
+    lines = [line for line in done.stderr.splitlines() if "Error" in line]
+    reason = lines[-1] if lines else f"status {done.returncode}" if done.returncode else "it wrote no file"
+    raise TraceError(f"{pair.device}: {tool} failed ({reason}); try --engine native.")
+
+
+def _plain(path: Path, folder: Path) -> str:
+    """The path of an uncompressed copy in ``folder``."""
+    plain = folder / path.name.removesuffix(".gz")
+    with open_trace(path) as source, open(plain, "wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    return str(plain)

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.convert.emit import strings
 from chakra_et.convert.graph.communication import operation_named
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
@@ -34,7 +35,6 @@ from chakra_et.et.columns import (
     ExecutionTrace,
     NodeType,
     Ragged,
-    Strings,
     item_bytes,
 )
 from chakra_et.files import folder_lock, open_regular, read_bytes, scratch_folder, write_json
@@ -309,16 +309,16 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
     def integers(values: list[int], at: np.ndarray) -> Attribute:
         return Attribute("int64", at, np.array(values, np.int64))
 
-    def strings(values: list[str], at: np.ndarray) -> Attribute:
-        return Attribute("string", at, _strings(values))
+    def texts(values: list[str], at: np.ndarray) -> Attribute:
+        return Attribute("string", at, strings(values))
 
     attributes = {
         "is_cpu_op": Attribute("bool", nodes, (np.array(lane) == 0).astype(np.int64)),
         "lane": integers(list(lane), nodes),
-        "kind": strings(["operator" if each == 0 else "collective" for each in lane], nodes),
+        "kind": texts(["operator" if each == 0 else "collective" for each in lane], nodes),
         "comm_size": integers([call.size for call in calls], communication),
-        "pg_name": strings([_number(call.group, found) for call in calls], communication),
-        "pg_original_name": strings([call.group.partition(" ")[0] for call in calls], communication),
+        "pg_name": texts([_number(call.group, found) for call in calls], communication),
+        "pg_original_name": texts([call.group.partition(" ")[0] for call in calls], communication),
     }
     types = np.full(len(rows), NodeType.COMP, np.uint8)
     types[communication] = [
@@ -335,7 +335,7 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
     offsets = np.concatenate(([0], np.cumsum([len(each) for each in deps])))
     return ExecutionTrace(
         ids=(nodes + 1).astype(np.uint64),
-        names=_strings(list(names)),
+        names=strings(list(names)),
         types=types,
         start_micros=(started + 1).astype(np.uint64),
         duration_micros=lasting.astype(np.uint64),
@@ -349,8 +349,3 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
 def _number(group: str, found: Recorded) -> str:
     """The name of a group in the files, a number as ASTRA-sim wants it."""
     return str(1 + sorted(found.groups).index(group))
-
-
-def _strings(values: list[str]) -> Strings:
-    table = {text: at for at, text in enumerate(dict.fromkeys(values))}
-    return Strings([text.encode() for text in table], np.array([table[text] for text in values], np.int32))

@@ -22,7 +22,7 @@ def test_every_layout_gives_the_same_columns(host: str, tmp_path: Path) -> None:
     features = Features(seed=6, nccl=("allreduce",), autograd_thread=True)
     expected = host_trace.load(generate(features).write(tmp_path)[0])
     found = host_trace.load(generate(features, Layout(host=host)).write(tmp_path)[0])
-    for column in ("id", "parent", "rf_id", "seq_id", "scope", "tid", "fw_tid"):
+    for column in ("rf_id", "seq_id", "scope", "tid", "fw_tid"):
         assert (getattr(found, column) == getattr(expected, column)).all(), column
     structure = [name.replace("execution_graph", "execution_trace") for name in found.names]
     assert [structure[n] for n in found.name] == [expected.names[n] for n in expected.name]

@@ -41,10 +41,10 @@ class Facts:
     in_elements: int | None = None
     out_elements: int | None = None
     group: str | None = None
-    source: int | None = None
-    target: int | None = None
     in_split: str = ""
     out_split: str = ""
+    source: int | None = None
+    target: int | None = None
 
     def over(self, other: Facts) -> Facts:
         """These facts; missing ones are taken from ``other``."""
@@ -58,6 +58,17 @@ class Facts:
         return elements * each if elements is not None and each else None
 
 
+# Their names in Kineto's arguments and in the host trace's attributes, which lack the last two.
+_IN_DEVICE = (
+    *("collective", "dtype", "in_elements", "out_elements", "group_name", "in_split", "out_split"),
+    *("source_rank", "target_rank"),
+)
+_IN_HOST = (
+    *("collective_name", "dtype", "in_msg_nelems", "out_msg_nelems", "pg_name"),
+    *("in_split_size", "out_split_size"),
+)
+
+
 def split_text(value: Any) -> str:
     """A recorded list of rows per member, as JSON text; "" for none."""
     numbers = _scalar(value)
@@ -69,6 +80,17 @@ def split_text(value: Any) -> str:
 def _whole(value: Any) -> int | None:
     number = as_number(value, -1)
     return int(number) if number >= 0 else None
+
+
+def _facts(
+    collective: Any, dtype: Any, sent: Any, received: Any, group: Any, in_split: Any, out_split: Any,
+    source: Any = None, target: Any = None,
+) -> Facts:  # fmt: skip
+    return Facts(
+        str(collective or ""), str(dtype or ""), _whole(sent), _whole(received),
+        None if group in (None, "") else str(group), split_text(in_split), split_text(out_split),
+        _whole(source), _whole(target),
+    )  # fmt: skip
 
 
 class Around:
@@ -109,30 +131,9 @@ class Around:
         for row in rows:
             args, host_row = self.device.communication.get(row), self._host_row(row)
             if args is not None:
-                here = Facts(
-                    str(args.collective or ""),
-                    str(args.dtype or ""),
-                    _whole(args.in_elements),
-                    _whole(args.out_elements),
-                    str(args.group_name) if args.group_name not in (None, "") else None,
-                    _whole(args.source_rank),
-                    _whole(args.target_rank),
-                    split_text(args.in_split),
-                    split_text(args.out_split),
-                )
-                found = found.over(here)
-            attributes = self.host.communication.get(host_row, {}) if host_row >= 0 else {}
-            if attributes:
-                recorded = Facts(
-                    str(attributes.get("collective_name") or ""),
-                    str(attributes.get("dtype") or ""),
-                    _whole(attributes.get("in_msg_nelems")),
-                    _whole(attributes.get("out_msg_nelems")),
-                    str(attributes["pg_name"]) if attributes.get("pg_name") not in (None, "") else None,
-                    in_split=split_text(attributes.get("in_split_size")),
-                    out_split=split_text(attributes.get("out_split_size")),
-                )
-                found = found.over(recorded)
+                found = found.over(_facts(*(getattr(args, name) for name in _IN_DEVICE)))
+            if attributes := self.host.communication.get(host_row) if host_row >= 0 else None:
+                found = found.over(_facts(*map(attributes.get, _IN_HOST)))
         return found
 
     def _host_row(self, row: int) -> int:
