@@ -25,7 +25,6 @@ from chakra_et.convert import jobs
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.convert.together import (
-    Finish,
     check_ranks,
     check_together,
     finish_rank,
@@ -213,7 +212,7 @@ def _check_and_add(result: SetResult, world: int, run: RunOptions) -> None:
             times = joint_times(result.communication, groups)
             ranks = sorted({*times, *renamed})
             work = [
-                Finish(scratch.et_file(rank), good[rank].report, times.get(rank), renamed.get(rank, {}))
+                (scratch.et_file(rank), good[rank].report, times.get(rank), renamed.get(rank, {}))
                 for rank in ranks
             ]
             with contextlib.closing(run.jobs(finish_rank, work, run.workers)) as outcomes:

@@ -282,19 +282,6 @@ JointTimes = tuple[int, int, np.ndarray]
 order of the file, -1 if a member is missing (int64)."""
 
 
-@dataclass(frozen=True)
-class Finish:
-    """A rank's file and what to add to it, as passed to a worker process.
-
-    ``times``: the joint times, None where there are none; ``groups``: id → the group that takes its place.
-    """
-
-    path: Path
-    report: RankReport
-    times: JointTimes | None
-    groups: dict[str, Group]
-
-
 def joint_times(
     communication: Mapping[int, ExecutionTrace], groups: Mapping[str, Sequence[int]]
 ) -> dict[int, JointTimes]:
@@ -330,23 +317,25 @@ def joint_times(
     return {rank: (int(offsets[at]), int(spread[at]), by_trace[at]) for at, rank in enumerate(ranks)}
 
 
-def finish_rank(job: Finish) -> RankReport:
-    """Add the joint times and groups to a rank's file, and return its report with the resulting shares.
+def finish_rank(job: tuple[Path, RankReport, JointTimes | None, dict[str, Group]]) -> RankReport:
+    """Add joint times, if there are any, and groups in place of those with these ids to the file of a rank;
+    returns its report with the resulting shares.
 
     A file that already has these times is not written again.
     """
-    trace = et_file.read(job.path)
-    if job.groups:
-        trace = with_groups(trace, job.groups)
-    if job.times is None:
-        et_file.write(job.path, trace)
-        return job.report
-    offset, spread, each = job.times
+    path, report, times, groups = job
+    trace = et_file.read(path)
+    if groups:
+        trace = with_groups(trace, groups)
+    if times is None:
+        et_file.write(path, trace)
+        return report
+    offset, spread, each = times
     rows = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
     known = each >= 0
     wait = np.minimum(each[known], trace.duration_micros[rows[known]].astype(np.int64))
     transfer = trace.duration_micros[rows[known]].astype(np.int64) - wait
-    metadata, same = dict(trace.metadata), not job.groups
+    metadata, same = dict(trace.metadata), not groups
     for name, values in (("transfer_micros", transfer), ("wait_micros", wait)):
         old = trace.attributes.pop(name, Attribute("int64", rows[:0], wait[:0]))
         same &= np.array_equal(old.rows, rows[known]) and np.array_equal(np.asarray(old.values), values)
@@ -354,7 +343,7 @@ def finish_rank(job: Finish) -> RankReport:
             trace.attributes[name] = Attribute("int64", rows[known], values)
     trace.metadata["clock_offset_ns"] = offset
     trace.metadata["clock_spread_ns"] = spread
-    add_report(trace, job.report)
+    add_report(trace, report)
     if not same or trace.metadata != metadata:
-        et_file.write(job.path, trace)
-    return job.report
+        et_file.write(path, trace)
+    return report

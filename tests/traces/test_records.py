@@ -170,7 +170,7 @@ def test_generated_traces_read_in_pieces(
         defaults = (*read_records.__defaults__[:-1], piece_bytes)
         monkeypatch.setattr(read_records, "__defaults__", defaults)
         host, device = host_trace.load(host_path), device_trace.load(device_path)
-        for column in ("id", "parent", "rf_id", "seq_id", "tid"):
+        for column in ("rf_id", "seq_id", "tid"):
             assert (getattr(host, column) == getattr(whole_host, column)).all()
         assert [*map(list, host.inputs)] == [*map(list, whole_host.inputs)]
         assert host.communication == whole_host.communication

@@ -222,14 +222,6 @@ class Clock:
     pairs: int
     contradicting: int
 
-    def as_dict(self) -> dict[str, float | None]:
-        """For the report, in µs and parts per million."""
-        least, most = (None if ns is None else ns / 1e3 for ns in (self.least_ns, self.most_ns))
-        return {
-            "offset_us": self.offset_ns / 1e3, "drift_ppm": round(self.drift * 1e6, 3), "least_us": least,
-            "most_us": most, "pairs": self.pairs, "contradicting": self.contradicting,
-        }  # fmt: skip
-
 
 def on_host_clock(
     device: DeviceTrace, calls: np.ndarray, linked: Link
