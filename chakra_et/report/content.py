@@ -13,6 +13,7 @@ calls                           see ``call_tree.Call``, as lists
 idle                            see ``times.idle_time``, None without device work
 collectives                     see ``collectives.Collective``, as dicts
 memory                          see ``memory.Usage``, as dicts, with the name of the peak's node
+memory_owners                   what holds a rank's memory at its peak: rank, owner, bytes, blocks
 traffic                         see ``collectives.traffic``
 waits                           ns that the rank of the row waited for the rank of the column
 timeline                        the tables that the nodes' columns refer to: see ``columns``
@@ -36,7 +37,7 @@ from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.report.run import ReportRun
 from chakra_et.report.stacks import read_stacks
-from chakra_et.report.timeline import NO_STACKS, device_name, largest_peak, usage
+from chakra_et.report.timeline import device_name, largest_peak, usage
 from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
@@ -52,8 +53,8 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
     """The JSON and the columns of the page of ``run``, with the call stacks of its device ``traces``."""
     steps = find_steps(run)
     columns = PackedColumns()
-    stacks = read_stacks(run, traces, steps)
-    timeline = add_nodes(run, columns, stacks or NO_STACKS)
+    stacks, owners = read_stacks(run, traces, steps)
+    timeline = add_nodes(run, columns, stacks)
     many = len(run.ranks) > MOST_RANKS
     diagnosis = None if run.job is None else diagnose(run.job)
     missing = lacks(run, steps)
@@ -87,6 +88,7 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
             vars(each) | {"device": device_name(each.device), "peak_name": names[int(code[each.peak_node])]}
             for each in usage(run)
         ],
+        "memory_owners": owners,
         "traffic": None if many else {name: each.tolist() for name, each in traffic(run).items()},
         "waits": None if many else waited_for(run.graph, run.operations, run.wait_ns).tolist(),
         "timeline": timeline,

@@ -1,10 +1,12 @@
-"""Call stacks of a run's threads: the slices of its device traces, Python frames among them.
+"""What a page takes from the device traces: the call stacks of threads, Python frames among them, and what
+holds the memory at its peak.
 
-A page holds at most ``MOST`` of them: all of a typical step, and of the rest the longest.
+A page holds at most ``MOST`` slices: all of a typical step, and of the rest the longest.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,29 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chakra_et.report.columns import NODE_KINDS, name_codes
+from chakra_et.report.columns import NODE_KINDS, name_codes, page_kinds, shared_codes
 from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import MOST_DEPTH, Stacks
+from chakra_et.report.timeline import MOST_DEPTH, NO_STACKS, ROUNDING_NS, Stacks, lanes_of
 from chakra_et.report.times import ReportStep
-from chakra_et.traces.device_format import ANNOTATION, CODE_OF_CATEGORY, CPU_OP, DRIVER, RUNTIME
+from chakra_et.traces.device_format import ANNOTATION, CODE_OF_CATEGORY, CPU_OP, DRIVER, MEMORY, RUNTIME
 from chakra_et.traces.fields import Number, as_column, indices
 from chakra_et.traces.records import read_records
 
-MOST, MOST_RANKS = 200_000, 8
+MOST, MOST_RANKS, MOST_OWNERS = 200_000, 8, 20
+OUTSIDE = "outside of operators"
 _KINDS = {CPU_OP: "operator", ANNOTATION: "annotation", RUNTIME: "runtime", DRIVER: "runtime"}
 _KIND_OF = {name: NODE_KINDS.index(_KINDS[code]) for name, code in CODE_OF_CATEGORY.items() if code in _KINDS}
 _KIND_OF |= {"python_function": NODE_KINDS.index("python")}
+
+
+class _Block(msgspec.Struct, gc=False):
+    """Arguments of ``[memory]`` events; ``bytes`` is negative where a block is freed."""
+
+    address: Any = msgspec.field(name="Addr", default=None)
+    bytes: Number = msgspec.field(name="Bytes", default=None)
+    total: Number = msgspec.field(name="Total Allocated", default=None)
+    type: Number = msgspec.field(name="Device Type", default=None)
+    device: Number = msgspec.field(name="Device Id", default=None)
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -34,6 +47,7 @@ class _Event(msgspec.Struct, gc=False):
     tid: Any = 0
     ts: Number = None
     dur: Number = None
+    args: _Block | None = None
 
 
 class _Trace(msgspec.Struct):
@@ -46,8 +60,10 @@ class _Taker:
     def __init__(self, names: dict[str, int], threads: dict[Any, int]) -> None:
         self.names, self.threads = names, threads
         self.columns: list[tuple[np.ndarray, ...]] = []
+        self.memory: list[_Event] = []
 
     def take(self, events: list[_Event]) -> None:
+        self.memory += [each for each in events if each.name == MEMORY]
         found = [each for each in events if each.ph == "X" and each.cat in _KIND_OF]
         if found:
             times = (as_column([getattr(each, of) for each in found], np.float64) for of in ("ts", "dur"))
@@ -59,12 +75,15 @@ class _Taker:
         pass
 
 
-def read_stacks(run: ReportRun, traces: Mapping[int, Path], steps: Sequence[ReportStep]) -> Stacks | None:
-    """The call stacks of the first ranks; None where no trace nests any slices."""
+def read_stacks(
+    run: ReportRun, traces: Mapping[int, Path], steps: Sequence[ReportStep]
+) -> tuple[Stacks, list[dict[str, Any]]]:
+    """The call stacks of the first ranks, and what holds their memory at its peak."""
     ranks = [rank for rank in run.ranks if rank in traces][:MOST_RANKS]
     names: dict[str, int] = {}
     threads: dict[Any, int] = {}
-    found = []
+    found: list[Any] = []
+    owners: list[dict[str, Any]] = []
     for rank in ranks:
         number = run.ranks.index(rank)
         taker = _Taker(names, threads)
@@ -78,6 +97,7 @@ def read_stacks(run: ReportRun, traces: Mapping[int, Path], steps: Sequence[Repo
         shift = _shift(run, number, start, name, list(names))
         if shift is None:
             continue
+        owners += _peak_owners(run, number, shift, taker.memory)
         of_rank = [step for step in steps if step.rank == rank]
         step = sorted(of_rank, key=lambda each: each.lasts_ns)[len(of_rank) // 2]
         start, end = start + shift, end + shift
@@ -90,11 +110,53 @@ def read_stacks(run: ReportRun, traces: Mapping[int, Path], steps: Sequence[Repo
         row = thread[chosen].astype(np.int64) * MOST_DEPTH + depth
         columns = (np.full(len(chosen), number), row, start[chosen], end[chosen], name[chosen], kind[chosen])
         found.append(columns)
-    if not sum(len(each[0]) for each in found):
-        return None
+    if not found:
+        return NO_STACKS, owners
     labels = [tid for _, tid in threads]
-    joined = [np.concatenate(each) for each in zip(*found, strict=True)]
-    return Stacks(joined[0], joined[1], joined[2], joined[3], joined[4], joined[5], list(names), labels)
+    trace, row, start, end, name, kind = map(np.concatenate, zip(*found, strict=True))
+    return Stacks(trace, row, start, end, name, kind, list(names), labels), owners
+
+
+def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) -> list[dict[str, Any]]:
+    """What holds the memory of a rank's device (of its CPU where no other is known) when most is allocated,
+    the most first: the module and the outermost operator that allocated it."""
+    known = [(event.args, event) for event in events if event.args and event.args.total and event.ts]
+    known = sorted([each for each in known if each[0].type] or known, key=lambda each: each[1].ts or 0)
+    if not known:
+        return []
+    at, (peak, _) = max(enumerate(known), key=lambda each: each[1][0].total or 0)
+    blocks: dict[Any, tuple[_Block, _Event]] = {}
+    for block, event in known[: at + 1]:
+        if (block.type, block.device) == (peak.type, peak.device):
+            blocks.pop(block.address, None)
+            if (block.bytes or 0) > 0:
+                blocks[block.address] = block, event
+    lane, labels = lanes_of(run.traces[number])
+    own = run.graph.scatter(np.arange(len(run.graph)))[number]
+    order = np.argsort(run.start_ns[own], kind="stable")
+    on_thread = {label: own[order][lane[order] == at] for at, (_, label) in labels.items()}
+    is_operator = page_kinds(run) == NODE_KINDS.index("operator")
+    (module, modules), (code, names) = shared_codes(run, "module"), name_codes(run)
+    held, count = Counter[str](), Counter[str]()
+    for block, event in blocks.values():
+        moment, owner = round((event.ts or 0) * 1000) + shift, OUTSIDE
+        nodes = on_thread.get(f"thread {event.tid}", own[:0])
+        before = int(np.searchsorted(run.start_ns[nodes], moment, side="right")) - 1
+        if before >= 0 and moment <= run.end_ns[nodes[before]] + ROUNDING_NS:
+            node = inner = int(nodes[before])
+            while node >= 0:
+                owner = names[code[node]] if is_operator[node] else owner
+                node = int(run.parent[node])
+            owner = f"{modules[module[inner]]}: {owner}" if module[inner] >= 0 else owner
+        held[owner] += int(block.bytes or 0)
+        count[owner] += 1
+    held["allocated before the recording"] = max(int(peak.total or 0) - held.total(), 0)
+    found = held.most_common(MOST_OWNERS)
+    return [
+        {"rank": run.ranks[number], "owner": owner, "bytes": size, "blocks": count[owner] or None}
+        for owner, size in found
+        if size
+    ]
 
 
 def _shift(run: ReportRun, number: int, start: np.ndarray, name: np.ndarray, names: list[str]) -> int | None:

@@ -46,6 +46,28 @@ def test_frames_operators_and_calls_have_a_row_each(tmp_path: Path) -> None:
     assert found["start"].tolist() == [0, 0, 10] and found["end"].tolist() == [90, 50, 20]
 
 
+def test_the_owners_of_the_peak_of_memory_are_named(tmp_path: Path) -> None:
+    """4 + 2 kB live in aten::add at the peak, 1 kB was there before; what comes later doesn't count."""
+
+    def allocates(at: float, address: int, size: int, total: int) -> dict:
+        arguments = {"Addr": address, "Bytes": size, "Total Allocated": total, "Total Reserved": 9000}
+        place = {"ph": "i", "name": "[memory]", "pid": 7, "tid": 1, "ts": at}
+        return place | {"args": arguments | {"Device Type": 1, "Device Id": 0}}
+
+    events = [
+        allocates(12, 3, 500, 1500), allocates(14, 3, -500, 1000), allocates(15, 1, 4000, 5000),
+        allocates(25, 2, 2000, 7000), allocates(50, 1, -4000, 3000), allocates(55, 4, 300, 3300),
+    ]  # fmt: skip
+    name = converted(tmp_path, [*trace(), *events])
+    assert main(["report", str(name)]) == 0
+    page = tmp_path / "run_report.html"
+    assert page_data(page)[0]["memory_owners"] == [
+        {"rank": 0, "owner": "aten::add", "bytes": 6000, "blocks": 2},
+        {"rank": 0, "owner": "allocated before the recording", "bytes": 1000, "blocks": None},
+    ]
+    assert "<h2>memory owners</h2>" in page.read_text()
+
+
 def test_a_trace_that_is_gone_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     name = converted(tmp_path, trace())
     (tmp_path / "run_rank0.json").unlink()

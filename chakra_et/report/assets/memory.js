@@ -69,6 +69,13 @@ function memorySection(content, go) {
     { name: "allocations", value: row => row.allocations }, { name: "allocated", value: row => row.allocated_bytes, text: row => bytes(row.allocated_bytes) },
     { name: "frees", value: row => row.frees }, { name: "freed", value: row => row.freed_bytes, text: row => bytes(row.freed_bytes) },
   ];
-  return section("memory", "Memory", sortableTable(columns, content.memory, { label: "memory", limit: 64, onrow: row => go(row.peak_ns) }),
+  const owners = [
+    { name: "rank", value: row => row.rank }, { name: "owner", help: "the module and the outermost operator that allocated it", value: row => row.owner },
+    { name: "bytes", value: row => row.bytes, text: row => bytes(row.bytes) },
+    { name: "blocks", value: row => row.blocks, text: row => row.blocks === null ? "–" : count(row.blocks) },
+  ];
+  const held = content.memory_owners.length === 0 ? [] : [el("h3", {}, "What holds the memory at its peak"),
+    sortableTable(owners, content.memory_owners, { label: "owners of memory", limit: 20 })];
+  return section("memory", "Memory", sortableTable(columns, content.memory, { label: "memory", limit: 64, onrow: row => go(row.peak_ns) }), ...held,
     el("p", { class: "muted" }, "GPU memory counts from the start of the process, memory of the CPU from the start of the recording. A click on a row shows the peak in the timeline."));
 }
