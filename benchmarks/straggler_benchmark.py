@@ -67,7 +67,7 @@ def real(rounds: int) -> list[tuple[str, ...]]:
             measured = run(folder, cases, rounds)
             converted = [sys.executable, "-m", "chakra_et", "convert", folder]
             subprocess.run(converted, cwd=ROOT, check=True, capture_output=True)
-            found = [find_stragglers(f"{folder}/uneven_r{each}").analysis for each in range(rounds)]
+            found = [find_stragglers(f"{folder}/uneven_r{each}") for each in range(rounds)]
         ideal = np.array([median(each.step_t_noblk.values()) for each in found])
         uneven, even = (
             np.array([median(measured[f"{case}_r{each}"]) for each in range(rounds)])

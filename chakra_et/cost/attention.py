@@ -15,34 +15,24 @@ import numpy as np
 
 from chakra_et.cost.gpus import Gpu
 
-START = {
-    "burst": 0.66,
-    "exponentials": 0.6,
-    "memory": 0.77,
-    "launch": 9.0,
-    "fill": 3000.0,
-    "cache": 0.3,
-    "diagonal": 128.0,
-    "packed": 0.8,
-    "single": 1.0,
-    "tail": 0.5,
+_PRIOR = {
+    "burst": (0.66, 0.15),
+    "exponentials": (0.6, 0.3),
+    "memory": (0.77, 0.1),
+    "launch": (9.0, 0.3),
+    "fill": (3000.0, 0.5),
+    "cache": (0.3, 0.3),
+    "diagonal": (128.0, 0.4),
+    "packed": (0.8, 0.5),
+    "single": (1.0, 0.3),
+    "tail": (0.5, 0.5),
 }
-"""``burst`` and ``exponentials``: shares of the rates; ``memory``: share of the bandwidth; ``launch``: µs;
-``fill``: cycles that a block adds; ``cache``: as for products; ``diagonal``: masked keys that are multiplied
-all the same; ``packed``: whether heads that share keys share blocks, from 0 to 1; ``single``: time of a block
-alone on its unit over that of one among others; ``tail``: the part of the last wave that idle units cost."""
-WIDTHS = {
-    "burst": 0.15,
-    "exponentials": 0.3,
-    "memory": 0.1,
-    "launch": 0.3,
-    "fill": 0.5,
-    "cache": 0.3,
-    "diagonal": 0.4,
-    "packed": 0.5,
-    "single": 0.3,
-    "tail": 0.5,
-}
+"""What parameters are before a GPU is measured, and one standard deviation of their logarithms. ``burst`` and
+``exponentials``: shares of the rates; ``memory``: share of the bandwidth; ``launch``: µs; ``fill``: cycles
+that a block adds; ``cache``: as for products; ``diagonal``: masked keys that are multiplied all the same;
+``packed``: whether heads that share keys share blocks, from 0 to 1; ``single``: time of a block alone on its
+unit over that of one among others; ``tail``: the part of the last wave that idle units cost."""
+START, WIDTHS = ({name: each[at] for name, each in _PRIOR.items()} for at in (0, 1))
 _LOWER = {"GDDR": 0.88, "amd": 0.79}
 """Of ``burst``. With GDDR: tensor cores rest while exponentials are taken, so that power takes the square
 root of what it takes of products' rate. MI300X: a trace of Triton's kernels (``benchmarks/check_gpus.py``).

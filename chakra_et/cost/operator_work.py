@@ -97,25 +97,18 @@ def _scalar(value: Any) -> Any:
         return value
 
 
-def _product(a: Shape | None, b: Shape | None) -> Counted:
-    """Operations and elements of the result of a (batched) matrix product."""
+def _at(shapes: list[Shape | None], place: int) -> Shape | None:
+    return shapes[place] if place < len(shapes) else None
+
+
+def _product(shapes: list[Shape | None], values: list[Any], first: int = 0) -> Counted:
+    """A (batched) matrix product of the tensors ``first`` and the next."""
+    a, b = _at(shapes, first), _at(shapes, first + 1)
     if not a or not b or len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
         return None
     batch = math.prod(a[:-2]) or 1
     made = batch * a[-2] * b[-1]
     return 2 * made * a[-1], made
-
-
-def _at(shapes: list[Shape | None], place: int) -> Shape | None:
-    return shapes[place] if place < len(shapes) else None
-
-
-def _mm(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    return _product(_at(shapes, 0), _at(shapes, 1))
-
-
-def _addmm(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    return _product(_at(shapes, 1), _at(shapes, 2))
 
 
 def _linear(shapes: list[Shape | None], values: list[Any]) -> Counted:
@@ -147,9 +140,8 @@ def _convolution(shapes: list[Shape | None], values: list[Any], padding_first: b
     return 2 * made * weight[1] * math.prod(weight[2:]), made
 
 
-def _library_convolution(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    """Operators of cuDNN, MIOpen and oneDNN have the padding before the stride."""
-    return _convolution(shapes, values, padding_first=True)
+_library_convolution = functools.partial(_convolution, padding_first=True)
+"""Operators of cuDNN, MIOpen and oneDNN have the padding before the stride."""
 
 
 def _convolution_backward(shapes: list[Shape | None], values: list[Any]) -> Counted:
@@ -162,18 +154,9 @@ def _convolution_backward(shapes: list[Shape | None], values: list[Any]) -> Coun
     return once * max(wanted, 1), math.prod(x) + math.prod(weight)
 
 
-def _attention(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    q, k, v = _at(shapes, 0), _at(shapes, 1), _at(shapes, 2)
-    return _attended(q, k, v, 4)
-
-
-def _attention_backward(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    q, k, v = _at(shapes, 1), _at(shapes, 2), _at(shapes, 3)
-    return _attended(q, k, v, 10)
-
-
-def _attended(q: Shape | None, k: Shape | None, v: Shape | None, factor: int) -> Counted:
+def _attention(shapes: list[Shape | None], values: list[Any], first: int = 0, factor: int = 4) -> Counted:
     """4-dimensional tensors, (batch, heads, tokens, size) or (batch, tokens, heads, size)."""
+    q, k, v = (_at(shapes, first + at) for at in range(3))
     if not q or not k or not v or len(q) != 4 or len(k) != 4:
         return None
     size = q[3]
@@ -181,6 +164,9 @@ def _attended(q: Shape | None, k: Shape | None, v: Shape | None, factor: int) ->
     heads_first = q[0] == k[0] and (q[1] == k[1] or q[1] % max(k[1], 1) == 0) and k[2] >= k[1]
     keys = k[2] if heads_first else k[1]
     return factor * tokens * keys * size, math.prod(q)
+
+
+_attention_backward = functools.partial(_attention, first=1, factor=10)
 
 
 def _seen(name: str, shapes: list[Shape | None], values: list[Any], causal: bool) -> float:
@@ -223,8 +209,8 @@ def _gather(shapes: list[Shape | None], values: list[Any]) -> Counted:
 
 
 FORMULAS: tuple[tuple[str, Rule], ...] = (
-    (r"mm|bmm|matmul|_scaled_mm|dot|mv", _mm),
-    (r"addmm|baddbmm|addbmm|_addmm_activation|addmv", _addmm),
+    (r"mm|bmm|matmul|_scaled_mm|dot|mv", _product),
+    (r"addmm|baddbmm|addbmm|_addmm_activation|addmv", functools.partial(_product, first=1)),
     (r"linear", _linear),
     (r"convolution_backward", _convolution_backward),
     (r"conv[123]d|_?convolution|convolution_overrideable", _convolution),

@@ -16,7 +16,7 @@ import numpy as np
 from chakra_et.arrays import coded
 from chakra_et.errors import TraceError
 from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.matching import Matching, check_same, deadlock, differing
+from chakra_et.simulate.matching import Matching, deadlock, differing, disagreement
 
 _Blocks = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Of each block the first spot, the spot behind the last, and the lane."""
@@ -224,7 +224,7 @@ def _find_rounds(
             for number in complete[differ[complete]].tolist():
                 together = nodes[members[first_member[number] : first_member[number + 1]]]
                 channel = matching.channels[matching.channel[together[0]]]
-                check_same(graph, channel, int(matching.ordinal[together[0]]), together.tolist())
+                raise disagreement(graph, channel, int(matching.ordinal[together[0]]), together.tolist())
             if len(complete):
                 count = first_member[complete + 1] - first_member[complete]
                 offset = np.cumsum(count) - count

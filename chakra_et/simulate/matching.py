@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, NodeType, Strings
+from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.simulate.joint import EVERY_RANK, ReplayGraph
 
 _MESSAGES = (NodeType.COMM_SEND, NodeType.COMM_RECV)
@@ -168,52 +168,43 @@ def _match_messages(graph: ReplayGraph, matching: Matching) -> None:
         matching.channels.append(Channel(label, {0: sender, 1: receiver}, is_group=False))
 
 
+def compared(graph: ReplayGraph) -> np.ndarray:
+    """What must be equal in the members of a collective, int64[2, N]: its type, and its size, except that
+    the sizes of gathers, scatters and all-to-alls may differ between ranks."""
+    kind, size = (graph.attribute(name, -1) for name in ("comm_type", "comm_size"))
+    what = np.stack([kind, np.where(np.isin(kind, _EQUAL_SIZES), size, 0)])
+    what[:, graph.types != NodeType.COMM_COLL] = 0
+    return what
+
+
 def differing(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     """Whether the members of each operation differ in type or size, bool[K]."""
     nodes = np.flatnonzero(matching.operation >= 0)
     nodes = nodes[np.argsort(matching.operation[nodes], kind="stable")]
-    kind, size = (graph.attribute(name, -1)[nodes] for name in ("comm_type", "comm_size"))
-    # The sizes of gathers, scatters and all-to-alls may differ between ranks.
-    what = np.stack([kind, np.where(np.isin(kind, _EQUAL_SIZES), size, 0)])
-    operation = matching.operation[nodes]
+    what, operation = compared(graph)[:, nodes], matching.operation[nodes]
     differ = (operation[1:] == operation[:-1]) & (what[:, 1:] != what[:, :-1]).any(axis=0)
     found = np.zeros(int(operation.max(initial=-1)) + 1, bool)
     found[operation[1:][differ]] = True
     return found
 
 
-def check_same(graph: ReplayGraph, channel: Channel, ordinal: int, nodes: list[int]) -> None:
-    """Raise ``TraceError`` if the matched collectives ``nodes`` differ in type or size."""
-    if not channel.is_group:
-        return
-    nodes, operations = sorted(nodes), []
-    for node in nodes:
-        kind = _attribute(graph, node, "comm_type")
-        operations.append((kind, _attribute(graph, node, "comm_size") if kind in _EQUAL_SIZES else None))
-    for node, operation in zip(nodes, operations, strict=True):
-        if operation != operations[0]:
-            what = " but ".join(
-                f"{_named(*of)} on rank {graph.rank(at)} ({graph.describe(at)})"
-                for at, of in ((nodes[0], operations[0]), (node, operation))
-            )
-            raise TraceError(
-                f"the ranks disagree: collective {ordinal + 1} of {channel.label} is {what}; "
-                "convert the files of one run"
-            )
+def disagreement(graph: ReplayGraph, channel: Channel, ordinal: int, nodes: list[int]) -> TraceError:
+    """The error for matched collectives ``nodes`` that differ in type or size."""
+    what, nodes = compared(graph), sorted(nodes)
+    other = next(node for node in nodes if (what[:, node] != what[:, nodes[0]]).any())
+    found = " but ".join(
+        f"{_named(*what[:, node].tolist())} on rank {graph.rank(node)} ({graph.describe(node)})"
+        for node in (nodes[0], other)
+    )
+    return TraceError(
+        f"the ranks disagree: collective {ordinal + 1} of {channel.label} is {found}; "
+        "convert the files of one run"
+    )
 
 
-def _attribute(graph: ReplayGraph, node: int, name: str) -> int:
-    attribute = graph.traces[graph.trace_of[node]].attributes.get(name)
-    if attribute is None or isinstance(attribute.values, Strings) or attribute.values.dtype.kind == "f":
-        return -1
-    at = int(np.searchsorted(attribute.rows, graph.row[node]))
-    present = at < len(attribute.rows) and attribute.rows[at] == graph.row[node]
-    return int(attribute.values[at]) if present else -1
-
-
-def _named(kind: int, size: int | None) -> str:
+def _named(kind: int, size: int) -> str:
     name = CollectiveType(kind).name if kind in set(CollectiveType) else f"collective type {kind}"
-    return name if size is None else f"{name} of {size} bytes"
+    return f"{name} of {size} bytes" if kind in _EQUAL_SIZES else name
 
 
 def deadlock(

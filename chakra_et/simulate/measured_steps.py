@@ -49,15 +49,22 @@ def step_rows(trace: ExecutionTrace) -> tuple[list[str], np.ndarray]:
     )
 
 
+def step_times(trace: ExecutionTrace) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+    """``step_rows``, and how long each step lasted as recorded, int64[S] ns, from its beginning to that of
+    the next, or to the end of the trace; None for a file without start times."""
+    names, rows = step_rows(trace)
+    measured, end = measured_times(trace)
+    return names, rows, None if measured is None else np.diff(measured[rows], append=end)
+
+
 def about_steps(traces: Sequence[ExecutionTrace]) -> list[str]:
     """A sentence on the steps of a run with and without recording, if its conversion knew of them."""
     of_graph = []
     for trace in traces:
-        measured, end = measured_times(trace)
-        rows = step_rows(trace)[1]
-        if measured is None or not len(rows) or trace.metadata.get("predicted"):
+        _, rows, lasted = step_times(trace)
+        if lasted is None or not len(rows) or trace.metadata.get("predicted"):
             return []
-        of_graph.append(float(np.median(np.diff(np.append(measured[rows], end)))) / 1000)
+        of_graph.append(float(np.median(lasted)) / 1000)
     return steps_sentence([trace.metadata for trace in traces], of_graph)
 
 

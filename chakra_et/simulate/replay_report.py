@@ -9,7 +9,7 @@ import numpy as np
 
 from chakra_et import text
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.simulate.measured_steps import measured_times, step_rows
+from chakra_et.simulate.measured_steps import measured_times, step_times
 from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.time_by_kind import Shares, shares
 
@@ -73,18 +73,16 @@ def report(traces: list[ExecutionTrace], ranks: list[int], result: ReplayResult)
 
 def _rank(trace: ExecutionTrace, rank: int, start: np.ndarray, end: np.ndarray) -> RankReplay:
     measured, measured_end = measured_times(trace)
-    names, rows = step_rows(trace)
-    bounds = [*start[rows].tolist(), int(end.max())]
-    steps = np.diff(bounds).tolist()
-    total = bounds[-1] - (bounds[0] if names else 0)
-    if measured is None:
-        found = [StepTime(name, step, None) for name, step in zip(names, steps, strict=True)]
-        return RankReplay(rank, len(trace), StepTime("total", total, None), found, None, shares(trace))
-    bounds = [*measured[rows].tolist(), measured_end]
-    found = [StepTime(*each) for each in zip(names, steps, np.diff(bounds).tolist(), strict=True)]
-    whole = StepTime("total", total, bounds[-1] - (bounds[0] if names else 0))
-    median, p95 = np.percentile(np.abs(start - measured), [50, 95]) / 1000
-    return RankReplay(rank, len(trace), whole, found, (float(median), float(p95)), shares(trace))
+    names, rows, lasted = step_times(trace)
+    simulated = np.diff(start[rows], append=end.max())
+    taken = [None] * len(rows) if lasted is None else lasted.tolist()
+    steps = [StepTime(*each) for each in zip(names, simulated.tolist(), taken, strict=True)]
+    total, off = StepTime("total", int(simulated.sum() if names else end.max()), None), None
+    if measured is not None and lasted is not None:
+        total.measured_ns = int(lasted.sum()) if names else measured_end
+        median, p95 = np.percentile(np.abs(start - measured), [50, 95]) / 1000
+        off = float(median), float(p95)
+    return RankReplay(rank, len(trace), total, steps, off, shares(trace))
 
 
 def table(reports: dict[str, list[RankReplay]]) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.edges import successor_lists
 from chakra_et.simulate.joint import ReplayGraph, build_graph
-from chakra_et.simulate.matching import Matching, check_same, deadlock
+from chakra_et.simulate.matching import Matching, compared, deadlock, disagreement
 from chakra_et.simulate.timing import Timing
 
 CPU, GPU, COMM, RECV = range(4)
@@ -82,6 +82,7 @@ def astra_replay(
     side = matching.side.tolist()
     start, end = [-1] * len(graph), [-1] * len(graph)
     transfer = times.transfer_ns.tolist()
+    what = list(zip(*compared(graph).tolist(), strict=True))
 
     ready: list[list[int]] = [[] for _ in range(4 * len(graph.traces))]
     for node in np.flatnonzero(degrees == 0).tolist():
@@ -125,9 +126,12 @@ def astra_replay(
                 ended = []
                 if len(members) == len(matching.channels[key[0]].sides):
                     del arrived[key]
-                    check_same(graph, matching.channels[key[0]], key[1], members)
+                    if len({what[member] for member in members}) > 1:
+                        raise disagreement(graph, matching.channels[key[0]], key[1], members)
                     # The last member has just started.
                     done = [now + transfer[member] for member in members]
+                    if times.shortest:  # by id, other nodes may be members
+                        done = [now + min(duration[member] for member in members)] * len(members)
                     if ends is not None:
                         done = ends(members, [start[member] for member in members])
                     ended = [(member, max(at, now + 1)) for member, at in zip(members, done, strict=True)]

@@ -20,7 +20,7 @@ from chakra_et.files import read_json
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
-from chakra_et.simulate.measured_steps import about_steps, measured_times, step_rows
+from chakra_et.simulate.measured_steps import about_steps, measured_times, step_times
 from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.time_by_kind import node_kinds
 from chakra_et.simulate.timing import Timing, timing
@@ -206,15 +206,13 @@ def make_run(
 def _steps(graph: ReplayGraph, at: int) -> Steps:
     """The steps of trace ``at``."""
     trace, first = graph.traces[at], graph.first[at]
-    names, rows = step_rows(trace)
-    measured, end = measured_times(trace)
-    node_of_row = first + np.argsort(graph.row[first : graph.first[at + 1]])
-    if trace.metadata.get("predicted"):
-        measured = None  # the file's times are those of an earlier prediction
+    names, rows, lasted = step_times(trace)
+    nodes = (first + np.argsort(graph.row[first : graph.first[at + 1]]))[rows]
     if not names:
-        return Steps(["all"], np.array([-1]), None if measured is None else np.array([end]))
-    lasted = None if measured is None else np.diff(measured[rows], append=end)
-    return Steps(names, node_of_row[rows], lasted)
+        measured, end = measured_times(trace)
+        names, nodes, lasted = ["all"], np.array([-1]), None if measured is None else np.array([end])
+    # The times in the file of a prediction weren't measured.
+    return Steps(names, nodes, None if trace.metadata.get("predicted") else lasted)
 
 
 def together(run: Run) -> Run:

@@ -14,18 +14,9 @@ from chakra_et.et.node_attributes import communicates, texts
 # In the order in which tables show them.
 KINDS = ("operator", "runtime", "kernel", "copy", "transfer", "wait", "host-overhead", "device-overhead")
 OVERHEAD = ("host-overhead", "device-overhead")
-_OF_ATTRIBUTE = {
-    "operator": "operator",
-    "annotation": "operator",
-    "runtime": "runtime",
-    "kernel": "kernel",
-    "memcpy": "copy",
-    "memset": "copy",
-    "collective": "transfer",
-    "p2p": "transfer",
-    "host-overhead": "host-overhead",
-    "device-overhead": "device-overhead",
-}
+_CALLED = {"annotation": "operator", "memcpy": "copy", "memset": "copy"}
+_CALLED |= {"collective": "transfer", "p2p": "transfer"}
+"""What the attribute ``kind`` calls otherwise."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,7 @@ def node_kinds(trace: ExecutionTrace) -> np.ndarray:
     kind = np.where(on_cpu, place["operator"], place["kernel"])
     kind[np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))] = place["copy"]
     names, index = texts(trace, "kind")
-    recorded = np.array([place.get(_OF_ATTRIBUTE.get(name, ""), -1) for name in [*names, ""]])[index]
+    recorded = np.array([place.get(_CALLED.get(name, name), -1) for name in [*names, ""]])[index]
     kind = np.where(recorded >= 0, recorded, kind)
     kind[communicates(trace)] = place["transfer"]
     return kind

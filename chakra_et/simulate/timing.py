@@ -34,11 +34,13 @@ LEAST_SKEW_NS = 50_000
 @dataclass(frozen=True)
 class Timing:
     """``release_ns[T]``: when each rank's first node may start, 0 for the earliest rank. ``transfer_ns``,
-    int64[N]: how long each node lasts once the last member of its operation has arrived."""
+    int64[N]: how long each node lasts once the last member of its operation has arrived. ``shortest``:
+    nothing tells it, so that it is the shortest duration of all members."""
 
     release_ns: list[int]
     transfer_ns: np.ndarray
     notes: list[str] = field(default_factory=list)
+    shortest: bool = False
 
     def lasting_ns(self, matching: Matching) -> np.ndarray:
         """``transfer_ns`` of the nodes of operations, 0 for others; int64[N]."""
@@ -85,7 +87,7 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
         transfer = graph.duration_ns.copy()
         for nodes in matching.members:
             transfer[nodes] = transfer[nodes].min()
-        return Timing(release, transfer, [*notes, f"{shortest}: {lacking}"])
+        return Timing(release, transfer, [*notes, f"{shortest}: {lacking}"], True)
     return Timing(release, graph.duration_ns - waits(graph, matching, starts), notes)
 
 

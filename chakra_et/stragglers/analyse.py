@@ -6,14 +6,14 @@ Sources: equations 1 to 5 of the paper, and for the names of the fields its arti
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from chakra_et.et.sets import MANY_RANKS, Skeletons
 from chakra_et.simulate.run import load_run
-from chakra_et.stragglers.recorded import JobMeta, TimedJob, recorded_job, typical
+from chakra_et.stragglers.recorded import TimedJob, recorded_job, typical
 
 THRESHOLD = 1.03
 """The slowdown from which on it is attributed to ranks, stages and types of operations."""
@@ -34,10 +34,6 @@ class HeatMap:
     ranks: list[int]
     steps: list[int]
     slowdown: np.ndarray
-
-    def as_json(self) -> dict[str, Any]:
-        """``{"ranks": [0, …], "steps": [5, …], "slowdown": [[1.2, …], …]}``."""
-        return {"ranks": self.ranks, "steps": self.steps, "slowdown": self.slowdown.tolist()}
 
     def draw(self) -> list[str]:
         """One character per cell, darker for a larger slowdown.
@@ -65,16 +61,18 @@ class HeatMap:
 
 
 @dataclass
-class Analysis:
-    """What the artifact reports, under its names: ``result-X.json`` without its ``job_meta``.
+class Stragglers:
+    """What the artifact reports, under its names, and which ranks are slow.
 
     Step times in s by step. ``base``: measured; ``nodelay``: simulated with the recorded durations, all ranks
     beginning at once; ``noblk``: simulated with typical durations. ``blocking_*`` are slowdowns of nodelay
     against noblk, ``launch_*`` of base against nodelay. ``*_decompose_by_X[x]``: the slowdown where only x
-    keeps what was recorded; None where the slowdown is below ``THRESHOLD``. Steps and parts with the largest
-    slowdown come first.
+    keeps what was recorded. ``worst_ranks``: those that count as the worst. ``worker_slowdown``: of each
+    rank, ``rank_by_step``: also of each step. Steps and parts with the largest slowdown come first. What can
+    be None is None where the slowdown is below ``THRESHOLD``.
     """
 
+    job_meta: dict[str, Any]
     step_t_base: dict[int, float]
     step_t_nodelay: dict[int, float]
     step_t_noblk: dict[int, float]
@@ -82,35 +80,20 @@ class Analysis:
     blocking_slowdown: float
     blocking_step_slowdown: Slowdowns
     launch_step_slowdown: Slowdowns
+    notes: list[str]
     blocking_decompose_by_dp_rank: Slowdowns | None = None
     blocking_decompose_by_stage: Slowdowns | None = None
     blocking_decompose_by_optype: Slowdowns | None = None
-
-
-@dataclass
-class Stragglers:
-    """The whole answer. ``worst_ranks``: those that count as the worst. ``worker_slowdown``: rank → slowdown,
-    largest first. ``rank_by_step``: the same of each step. These are None where the slowdown is below the
-    threshold."""
-
-    job_meta: JobMeta
-    analysis: Analysis
-    worst_ranks: list[int] | None
-    worker_slowdown: Slowdowns | None
-    rank_by_step: HeatMap | None
-    notes: list[str]
+    worst_ranks: list[int] | None = None
+    worker_slowdown: Slowdowns | None = None
+    rank_by_step: HeatMap | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """``job_meta``; the fields of ``Analysis``; ``worst_ranks``; ``worker_slowdown``; ``heatmap``
-        {``rank_by_step``}; ``notes``."""
-        return {
-            "job_meta": asdict(self.job_meta),
-            **asdict(self.analysis),
-            "worst_ranks": self.worst_ranks,
-            "worker_slowdown": self.worker_slowdown,
-            "heatmap": {"rank_by_step": self.rank_by_step and self.rank_by_step.as_json()},
-            "notes": self.notes,
-        }
+        """The fields, with ``heatmap`` {``rank_by_step`` {``ranks``, ``steps``, ``slowdown``}}."""
+        answer, heat = dict(vars(self)), self.rank_by_step
+        del answer["rank_by_step"]
+        by_step = heat and vars(heat) | {"slowdown": heat.slowdown.tolist()}
+        return answer | {"heatmap": {"rank_by_step": by_step}}
 
 
 def analyse(job: TimedJob) -> Stragglers:
@@ -122,7 +105,8 @@ def analyse(job: TimedJob) -> Stragglers:
     def by_step(values: np.ndarray) -> dict[int, float]:
         return dict(zip(job.steps, values.tolist(), strict=True))
 
-    analysis = Analysis(
+    found = Stragglers(
+        job_meta=job.meta,
         step_t_base=by_step(base),
         step_t_nodelay=by_step(nodelay),
         step_t_noblk=by_step(noblk),
@@ -130,9 +114,9 @@ def analyse(job: TimedJob) -> Stragglers:
         blocking_slowdown=float(nodelay.mean() / noblk.mean()),
         blocking_step_slowdown=_largest_first(by_step(nodelay / noblk)),
         launch_step_slowdown=_largest_first(by_step(base / nodelay)),
+        notes=list(job.notes),
     )
-    found = Stragglers(job.meta, analysis, None, None, None, list(job.notes))
-    if analysis.blocking_slowdown < THRESHOLD:
+    if found.blocking_slowdown < THRESHOLD:
         return found
 
     def kept_alone(part: np.ndarray) -> dict[Any, np.ndarray]:
@@ -149,9 +133,9 @@ def analyse(job: TimedJob) -> Stragglers:
     dp_rank, stage = kept_alone(operations.dp_rank), kept_alone(operations.stage)
     optype = kept_alone(np.array(operations.optypes)[operations.optype])
     by_dp_rank, by_stage = means(dp_rank), means(stage)
-    analysis.blocking_decompose_by_dp_rank = _largest_first(by_dp_rank)
-    analysis.blocking_decompose_by_stage = _largest_first(by_stage)
-    analysis.blocking_decompose_by_optype = _largest_first(means(optype))
+    found.blocking_decompose_by_dp_rank = _largest_first(by_dp_rank)
+    found.blocking_decompose_by_stage = _largest_first(by_stage)
+    found.blocking_decompose_by_optype = _largest_first(means(optype))
     # The slowdown of a worker is the smaller one of its data-parallel rank and its stage (equation 4).
     rank, row = np.unique(operations.rank, return_index=True)
     places = zip(*(each[row].tolist() for each in (operations.dp_rank, operations.stage)), strict=True)
@@ -163,10 +147,10 @@ def analyse(job: TimedJob) -> Stragglers:
     cells = [np.minimum(dp_rank[dp], stage[at]) / noblk for dp, at in workers.values()]
     found.rank_by_step = HeatMap(list(workers), list(job.steps), np.array(cells))
     found.worst_ranks = list(found.worker_slowdown)[: -(-len(slowdowns) * WORST_PERCENT // 100)]
-    if job.meta.dp_size > MANY_RANKS:
+    if job.meta["dp_size"] > MANY_RANKS:
         found.notes.append(
-            f"slowdowns are those of the {MOST_TRIED} of {job.meta.dp_size:,} data-parallel ranks whose work "
-            "exceeds the typical most"
+            f"slowdowns are those of the {MOST_TRIED} of {job.meta['dp_size']:,} data-parallel ranks whose "
+            "work exceeds the typical most"
         )
     return found
 

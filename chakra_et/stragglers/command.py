@@ -49,20 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _text(name: str, found: Stragglers, diagnosis: Sequence[str]) -> str:
     """What a terminal shows of ``found``; ``name``: of the run; ``diagnosis``: sentences on ranks."""
-    analysis, meta = found.analysis, found.job_meta
+    meta = found.job_meta
     measured, recorded, ideal = (
-        fmean(times.values())
-        for times in (analysis.step_t_base, analysis.step_t_nodelay, analysis.step_t_noblk)
+        fmean(times.values()) for times in (found.step_t_base, found.step_t_nodelay, found.step_t_noblk)
     )
-    slowdown = analysis.blocking_slowdown
+    slowdown = found.blocking_slowdown
     lines = [
-        f"{name}: {meta.world_size} ranks, dp {meta.dp_size} × pp {meta.pp_size}, "
-        f"steps: {len(analysis.step_t_base)}",
+        f"{name}: {meta['world_size']} ranks, dp {meta['dp_size']} × pp {meta['pp_size']}, "
+        f"steps: {len(found.step_t_base)}",
         "",
         *table(
             [
                 ("mean step time", "s", "slowdown"),
-                ("measured", f"{measured:.4f}", f"{analysis.launch_slowdown:.4f}"),
+                ("measured", f"{measured:.4f}", f"{found.launch_slowdown:.4f}"),
                 ("simulated, recorded durations", f"{recorded:.4f}", f"{slowdown:.4f}"),
                 ("simulated, typical durations", f"{ideal:.4f}", ""),
             ]
@@ -77,11 +76,11 @@ def _text(name: str, found: Stragglers, diagnosis: Sequence[str]) -> str:
     else:
         lines.append(f"Worst ranks: {', '.join(map(str, found.worst_ranks))}.")
     parts = {
-        "operator type": analysis.blocking_decompose_by_optype,
+        "operator type": found.blocking_decompose_by_optype,
         "rank": found.worker_slowdown,
-        "dp rank": analysis.blocking_decompose_by_dp_rank,
-        "stage": analysis.blocking_decompose_by_stage,
-        "step": analysis.blocking_step_slowdown,
+        "dp rank": found.blocking_decompose_by_dp_rank,
+        "stage": found.blocking_decompose_by_stage,
+        "step": found.blocking_step_slowdown,
     }
     for heading, slowdowns in parts.items():
         lines += _parts(heading, slowdowns or {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,16 +21,6 @@ from chakra_et.stragglers.stretches import Stretches, find_stretches
 NS = 1e-9
 # Ranks that begin further apart than this are reported.
 LATE_S = 1e-3
-
-
-@dataclass(frozen=True)
-class JobMeta:
-    """How a job is laid out."""
-
-    trial_name: str
-    dp_size: int
-    pp_size: int
-    world_size: int
 
 
 @dataclass(frozen=True)
@@ -58,14 +49,14 @@ class JobOperations:
 
 @dataclass(frozen=True)
 class TimedJob:
-    """A measured job that can be simulated with other durations.
+    """A measured job that can be simulated with other durations. ``meta``: its name and how it is laid out.
 
     ``steps`` in ascending order; ``measured_s`` float64[steps]; ``notes``: what was assumed, one sentence
     each. ``step_s(work_s)``: step times in s, float64[steps], where each operation takes so long, float64[N]
     in s, and all ranks begin at once.
     """
 
-    meta: JobMeta
+    meta: dict[str, Any]
     operations: JobOperations
     steps: list[int]
     measured_s: np.ndarray
@@ -131,12 +122,12 @@ def recorded_job(run: Run) -> TimedJob:
     else:
         notes.append("the files hold no start times on one clock: step_t_base is simulated")
         measured_s = step_s(operations.work_s, run.release_ns)
-    meta = JobMeta(
-        trial_name=run_at(run.name).name,
-        dp_size=int(operations.dp_rank.max()) + 1,
-        pp_size=len(set(stages.values())),
-        world_size=len(graph.ranks),
-    )
+    meta = {
+        "trial_name": run_at(run.name).name,
+        "dp_size": int(operations.dp_rank.max()) + 1,
+        "pp_size": len(set(stages.values())),
+        "world_size": len(graph.ranks),
+    }
     return TimedJob(meta, operations, found.steps, measured_s, notes, step_s)
 
 

@@ -96,8 +96,8 @@ def test_what_ifs_answer_as_on_whole_ranks(change: Change, runs: tuple[Run, Run]
 
 def test_stragglers_and_diagnosis_are_those_of_whole_ranks(name: str, runs: tuple[Run, Run]) -> None:
     full, skeleton = (find_stragglers(name, skeletons=each) for each in ("off", "on"))
-    assert skeleton.analysis.blocking_slowdown == pytest.approx(full.analysis.blocking_slowdown, rel=CLOSE)
-    assert skeleton.analysis.launch_slowdown == pytest.approx(full.analysis.launch_slowdown, rel=CLOSE)
+    assert skeleton.blocking_slowdown == pytest.approx(full.blocking_slowdown, rel=CLOSE)
+    assert skeleton.launch_slowdown == pytest.approx(full.launch_slowdown, rel=CLOSE)
     assert (skeleton.worst_ranks, skeleton.job_meta) == (full.worst_ranks, full.job_meta)
     was, found = (diagnose(run) for run in runs)
     assert found.bound == was.bound

@@ -29,10 +29,10 @@ def test_a_rank_that_waits_for_its_input(
     assert measured >= DELAY_S
     assert main(["convert", str(tmp_path)]) == 0
     found = find_stragglers(str(tmp_path / "run_r0"))
-    assert median(found.analysis.step_t_base.values()) == pytest.approx(measured, rel=0.05)
-    assert median(found.analysis.step_t_nodelay.values()) == pytest.approx(measured, rel=0.05)
+    assert median(found.step_t_base.values()) == pytest.approx(measured, rel=0.05)
+    assert median(found.step_t_nodelay.values()) == pytest.approx(measured, rel=0.05)
     # Spread evenly, each rank would wait for half of it.
-    assert median(found.analysis.step_t_noblk.values()) == pytest.approx(measured - DELAY_S / 2, abs=0.04)
+    assert median(found.step_t_noblk.values()) == pytest.approx(measured - DELAY_S / 2, abs=0.04)
     assert found.worst_ranks == [1]
-    by_type = found.analysis.blocking_decompose_by_optype
+    by_type = found.blocking_decompose_by_optype
     assert by_type is not None and next(iter(by_type)) == "host-overhead"
