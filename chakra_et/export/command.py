@@ -23,7 +23,7 @@ from typing import IO, Literal
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.export import chrome, tables
+from chakra_et.export import events, tables
 from chakra_et.files import atomic_file
 from chakra_et.report.columns import PHASES
 from chakra_et.report.inputs import RunInput, device_traces, find_run
@@ -36,8 +36,8 @@ Format = Literal["perfetto", "chrome", "parquet", "csv", "tensorboard"]
 WRITERS = {"parquet": tables.write_parquet, "csv": tables.write_csv}
 # Those that keep a run as it was recorded.
 RECORDED = {
-    "perfetto": (".pftrace", chrome.write_perfetto),
-    "chrome": ("_trace.json.gz", chrome.write_chrome),
+    "perfetto": (".pftrace", events.write_perfetto),
+    "chrome": ("_trace.json.gz", events.write_chrome),
 }
 
 
@@ -72,7 +72,7 @@ def _write(path: Path, compress: bool, write: Callable[[IO[bytes]], int | None])
     """Write a file atomically; returns what ``write`` does."""
     with atomic_file(path) as file:
         if compress:
-            with chrome.packed(file) as packed:
+            with events.packed(file) as packed:
                 found = write(packed)
         else:
             found = write(file)
@@ -96,9 +96,9 @@ def export(config: ExportConfig) -> None:
         ending, write_events = RECORDED[form]
         path = Path(config.output or f"{beside}{ending}")
         traces = {} if config.nodes else _recorded_traces(chosen)
-        source: chrome.Source = partial(chrome.recorded_events, traces)
+        source: events.Source = partial(events.recorded_events, traces)
         if not traces:
-            source = chrome.NodeEvents(load(chosen)).write_all
+            source = events.NodeEvents(load(chosen)).write_all
         count = _write(path, path.suffix == ".gz", partial(write_events, source))
         of = f"of {len(traces)} ranks, as they were recorded" if traces else "that are nodes of .et files"
         print(f"{count:,} slices {of}")
@@ -143,7 +143,7 @@ def to_tensorboard(run: ReportRun, folder: Path, recorded: Mapping[int, Path]) -
         raise TraceError("tensorboard needs torch and tensorboard: pip install torch tensorboard") from None
     found = list(scalars(run))
     place = folder / run.name
-    events = chrome.NodeEvents(run)
+    nodes = events.NodeEvents(run)
     for rank in run.ranks:
         with SummaryWriter(str(place / f"rank{rank}")) as writer:
             for of_rank, step, name, ns in found:
@@ -151,7 +151,7 @@ def to_tensorboard(run: ReportRun, folder: Path, recorded: Mapping[int, Path]) -
                     writer.add_scalar(f"{name}_ms", ns / 1e6, step)
         with atomic_file(place / f"rank{rank}.pt.trace.json.gz") as file:
             if rank in recorded:
-                with open_trace(recorded[rank]) as trace, chrome.packed(file) as written:
+                with open_trace(recorded[rank]) as trace, events.packed(file) as written:
                     shutil.copyfileobj(trace, written)
             else:
-                events.write_kineto(rank, file)
+                nodes.write_kineto(rank, file)
