@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 
 from chakra_et.et.wire import FIXED64, message_field, tag, text_field, varint_field
-from chakra_et.report.columns import EDGE_NAMES, NODE_KINDS, edge_kinds, name_codes, page_kinds
+from chakra_et.report.columns import NODE_KINDS, edge_kinds, name_codes, page_kinds
 from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import curves, lay_out, queues
+from chakra_et.report.timeline import EDGE_NAMES, curves, lay_out, queues
 from chakra_et.report.times import WHOLE, find_steps
 from chakra_et.traces.records import read_records
 

@@ -21,7 +21,6 @@ from chakra_et.files import atomic_file
 from chakra_et.report import collectives as communication
 from chakra_et.report.columns import (
     COMM_NAMES,
-    EDGE_NAMES,
     NODE_KINDS,
     PHASES,
     comm_types,
@@ -31,7 +30,7 @@ from chakra_et.report.columns import (
     shared_codes,
 )
 from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import lay_out
+from chakra_et.report.timeline import EDGE_NAMES, lay_out
 from chakra_et.report.times import Entry, by_name, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 

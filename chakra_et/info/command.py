@@ -27,7 +27,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts
 from chakra_et.et.sets import find_rank_sets
-from chakra_et.report.timeline import EDGE_KINDS
+from chakra_et.report.timeline import EDGE_NAMES, kinds_of_edges
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replays import longest_path
 from chakra_et.text import shortened
@@ -118,11 +118,7 @@ def describe(trace: ExecutionTrace) -> dict[str, Any]:
         notes.append(f"no longest path: {error}")
         longest = None
     types = [NodeType(value).name if value in list(NodeType) else f"type {value}" for value in range(256)]
-    edge_kinds = dict.fromkeys(EDGE_KINDS.values(), 0)
-    for letters, count in _count(*texts(trace, "dep_kinds")).items():
-        for letter in letters:
-            kind = EDGE_KINDS.get(letter, letter)
-            edge_kinds[kind] = edge_kinds.get(kind, 0) + count
+    edges = kinds_of_edges(trace)
     return {
         "nodes": len(trace),
         "nodes_by_type": _count(types, trace.types),
@@ -130,7 +126,7 @@ def describe(trace: ExecutionTrace) -> dict[str, Any]:
         "edges": {
             "data": len(trace.data_deps.values),
             "ctrl": len(trace.ctrl_deps.values),
-            "by_kind": {kind: count for kind, count in edge_kinds.items() if count},
+            "by_kind": _count(EDGE_NAMES, edges[edges < len(EDGE_NAMES) - 1]),
         },
         "time": {
             "start_micros": int(start),

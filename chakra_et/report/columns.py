@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.et.columns import CollectiveType, NodeType, Strings
+from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.node_attributes import texts
 from chakra_et.report.page import PackedColumns
 from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import EDGE_KINDS, NO_STACKS, Stacks, curves, lay_out, queues
+from chakra_et.report.timeline import EDGE_NAMES, NO_STACKS, Stacks, curves, kinds_of_edges, lay_out, queues
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 PHASES = ("forward", "backward", "optimizer")
 NODE_KINDS = (*KINDS[:-2], "host overhead", "device overhead", "annotation", "python")
 ANNOTATION = NODE_KINDS.index("annotation")
-EDGE_NAMES = (*EDGE_KINDS.values(), "dependency")
 COMM_NAMES = (*(kind.name.lower().replace("_", "-") for kind in CollectiveType), "send", "receive", "unknown")
 LONGEST_NAME = 1000
 FURTHER, ON_PATH, SLICE = 1, 2, 4  # bits of the column "flags"
@@ -182,25 +181,8 @@ def shared_codes(run: ReportRun, attribute: str, known: Sequence[str] = ()) -> t
 
 
 def edge_kinds(run: ReportRun) -> np.ndarray:
-    """Index into ``EDGE_NAMES`` of each dependency of the run's graph, int64[E]: of each file, data before
-    ctrl."""
-    unknown = len(EDGE_NAMES) - 1
-    of_letter = np.full(256, unknown)
-    of_letter[[ord(letter) for letter in EDGE_KINDS]] = np.arange(len(EDGE_KINDS))
-    found = []
-    for trace in run.traces:
-        kinds = np.full(len(trace.data_deps.values) + len(trace.ctrl_deps.values), unknown)
-        attribute = trace.attributes.get("dep_kinds")
-        if attribute is not None and isinstance(attribute.values, Strings):
-            table, index = attribute.values.table, attribute.values.index
-            lengths = np.array([len(text) for text in table], dtype=np.int64)[index]
-            degree = np.diff(trace.data_deps.offsets)
-            some = np.flatnonzero(degree)
-            if np.array_equal(some, attribute.rows) and np.array_equal(degree[some], lengths):
-                letters = np.frombuffer(b"".join([table[at] for at in index.tolist()]), np.uint8)
-                kinds[: len(letters)] = of_letter[letters]
-        found.append(kinds)
-    return np.concatenate(found)
+    """Index into ``EDGE_NAMES`` of each dependency of the run's graph, int64[E]."""
+    return np.concatenate([kinds_of_edges(trace) for trace in run.traces])
 
 
 def comm_types(run: ReportRun) -> np.ndarray:

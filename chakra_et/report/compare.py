@@ -126,7 +126,7 @@ def side(run: ReportRun) -> Side:
         "parts_ns": np.mean([step.parts_ns for step in steps], axis=0).tolist(),
         "hidden_ns": float(np.mean([step.hidden_ns for step in steps])),
         "phases_ns": np.mean([step.phases_ns for step in steps], axis=0).tolist(),
-        "peak_bytes": peak.peak_bytes if peak else None,
+        "peak_bytes": peak["peak_bytes"] if peak else None,
         "facts": facts(run),
         "lacks": lacks(run, steps),
         "diagnosis": None if run.job is None else diagnose(run.job),

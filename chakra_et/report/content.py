@@ -12,7 +12,7 @@ entries, modules                see ``times``, as lists in the order of their fi
 calls                           see ``call_tree.Call``, as lists
 idle                            see ``times.idle_time``, None without device work
 collectives                     see ``collectives.Collective``, as dicts
-memory                          see ``memory.Usage``, as dicts, with the name of the peak's node
+memory                          see ``timeline.usage``, with the name of the peak's node
 memory_owners                   what holds a rank's memory at its peak: rank, owner, bytes, blocks
 traffic                         see ``collectives.traffic``
 waits                           ns that the rank of the row waited for the rank of the column
@@ -37,7 +37,7 @@ from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.report.run import ReportRun
 from chakra_et.report.stacks import read_stacks
-from chakra_et.report.timeline import device_name, largest_peak, usage
+from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
@@ -84,10 +84,7 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
         "calls": call_tree(run),
         "idle": idle_time(run),
         "collectives": [vars(each) for each in collectives(run)],
-        "memory": [
-            vars(each) | {"device": device_name(each.device), "peak_name": names[int(code[each.peak_node])]}
-            for each in usage(run)
-        ],
+        "memory": [each | {"peak_name": names[int(code[each["peak_node"]])]} for each in usage(run)],
         "memory_owners": owners,
         "traffic": None if many else {name: each.tolist() for name, each in traffic(run).items()},
         "waits": None if many else waited_for(run.graph, run.operations, run.wait_ns).tolist(),
@@ -191,9 +188,9 @@ def headline(run: ReportRun, steps: list[ReportStep], diagnosis: Diagnosis | Non
     ]
     found += diagnosis.lines() if diagnosis else []
     if peak := largest_peak(usage(run)):
-        reserved = f", {size(peak.reserved_bytes)} reserved" if peak.reserved_bytes else ""
-        place = f"on rank {peak.rank}, {device_name(peak.device)}"
-        found.append(f"Peak memory: {size(peak.peak_bytes)} allocated{reserved}, {place}.")
+        reserved = f", {size(peak['reserved_bytes'])} reserved" if peak["reserved_bytes"] else ""
+        place = f"on rank {peak['rank']}, {peak['device']}"
+        found.append(f"Peak memory: {size(peak['peak_bytes'])} allocated{reserved}, {place}.")
     return found
 
 

@@ -9,11 +9,13 @@ import heapq
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from chakra_et.et import memory as names
 from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import texts
 from chakra_et.report.run import ReportRun
 
 # The letters in the attribute ``dep_kinds``, one per data dependency.
@@ -25,11 +27,18 @@ EDGE_KINDS = {
     "T": "inter thread",
     "C": "collective",
 }
+EDGE_NAMES = (*EDGE_KINDS.values(), "dependency")
 # Starts and durations are rounded to µs independently, so neighbours may overlap by this much.
 ROUNDING_NS = 2000
 # The most rows that one lane is drawn in, where its nodes overlap, and that the calls of a thread are.
 MOST_ROWS, MOST_DEPTH = 8, 100
 QUEUE = "launched, not started"
+COUNTED = {
+    "allocations": names.ALLOCATIONS,
+    "frees": names.FREES,
+    "allocated_bytes": names.ALLOCATED_IN,
+    "freed_bytes": names.FREED_IN,
+}
 ORDER = {"cpu": 0, "gpu": 1, "communication": 2}
 
 
@@ -127,6 +136,19 @@ def _named_lanes(trace: ExecutionTrace) -> list[tuple[str, str] | None]:
     return found
 
 
+def kinds_of_edges(trace: ExecutionTrace) -> np.ndarray:
+    """Index into ``EDGE_NAMES`` of each dependency of a file, data before ctrl, int64[edges]."""
+    unknown = len(EDGE_KINDS)
+    found = np.full(len(trace.data_deps.values) + len(trace.ctrl_deps.values), unknown)
+    words, index = texts(trace, "dep_kinds")
+    if np.array_equal(np.array([*map(len, words), 0])[index], np.diff(trace.data_deps.offsets)):
+        of_letter = np.full(256, unknown)
+        of_letter[[ord(letter) for letter in EDGE_KINDS]] = np.arange(unknown)
+        letters = "".join([words[at] for at in index[index >= 0].tolist()]).encode("latin-1", "replace")
+        found[: len(letters)] = of_letter[np.frombuffer(letters, np.uint8)]
+    return found
+
+
 def stacked(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """A place, 0 to ``MOST_ROWS`` - 1, for each of these spans so that none overlaps another, int64[K].
 
@@ -173,23 +195,6 @@ class Curve:
         name = f"{device_name(self.device)} memory"
         found = {f"{name} allocated": self.allocated}
         return found if self.reserved is None else found | {f"{name} reserved": self.reserved}
-
-
-@dataclass(frozen=True)
-class Usage:
-    """One device of one rank over the whole run. ``peak_ns``: the start of node ``peak_node``, in which most
-    was allocated."""
-
-    rank: int
-    device: str
-    peak_bytes: int
-    peak_ns: int
-    peak_node: int
-    reserved_bytes: int | None
-    allocations: int
-    frees: int
-    allocated_bytes: int
-    freed_bytes: int
 
 
 def curves(run: ReportRun) -> list[Curve]:
@@ -239,26 +244,34 @@ def queues(run: ReportRun, edge_kind: np.ndarray) -> list[Curve]:
     return found
 
 
-def usage(run: ReportRun) -> list[Usage]:
-    """Peaks and counts, one for each of ``curves``."""
+def usage(run: ReportRun) -> list[dict[str, Any]]:
+    """One row for each of ``curves``. ``peak_ns``: the start of the node in which most was allocated;
+    ``reserved_bytes``: the most, None where no allocator reserves any; all others count the whole run."""
     found = []
     for curve in curves(run):
-        trace = run.traces[run.ranks.index(curve.rank)]
-        counts = [
-            int(trace.column(names.attribute(curve.device, field)).sum())
-            for field in (names.ALLOCATIONS, names.FREES, names.ALLOCATED_IN, names.FREED_IN)
-        ]
-        at = int(curve.allocated.argmax())
-        peak, moment, node = (int(each[at]) for each in (curve.allocated, curve.time_ns, curve.node))
-        reserved = None if curve.reserved is None else int(curve.reserved.max())
-        found.append(Usage(curve.rank, curve.device, peak, moment, node, reserved, *counts))
+        trace, at = run.traces[run.ranks.index(curve.rank)], int(curve.allocated.argmax())
+        counts = {
+            name: int(trace.column(names.attribute(curve.device, field)).sum())
+            for name, field in COUNTED.items()
+        }
+        found.append(
+            {
+                "rank": curve.rank,
+                "device": device_name(curve.device),
+                "peak_bytes": int(curve.allocated[at]),
+                "peak_ns": int(curve.time_ns[at]),
+                "peak_node": int(curve.node[at]),
+                "reserved_bytes": None if curve.reserved is None else int(curve.reserved.max()),
+                **counts,
+            }
+        )
     return found
 
 
-def largest_peak(found: list[Usage]) -> Usage | None:
+def largest_peak(found: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The device on which most was allocated; a CPU where no other device is known."""
-    on_device = [each for each in found if each.device != "cpu"] or found
-    return max(on_device, key=lambda each: each.peak_bytes, default=None)
+    on_device = [each for each in found if each["device"] != "cpu"] or found
+    return max(on_device, key=lambda each: each["peak_bytes"], default=None)
 
 
 def device_name(device: str) -> str:

@@ -12,7 +12,6 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import texts
 from chakra_et.report.columns import (
     ANNOTATION,
-    EDGE_NAMES,
     NODE_KINDS,
     PHASES,
     edge_kinds,
@@ -21,6 +20,7 @@ from chakra_et.report.columns import (
     shared_codes,
 )
 from chakra_et.report.run import ReportRun
+from chakra_et.report.timeline import EDGE_NAMES
 from chakra_et.simulate.breakdown import activity, union_ns
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
