@@ -19,7 +19,7 @@ from chakra_et.simulate.run import Run
 from chakra_et.transform.accumulation import Accumulate
 from chakra_et.transform.changes import Change, Rebuild
 from chakra_et.transform.ddp import BucketSize
-from chakra_et.transform.durations import Overlap, RankAs, Scale
+from chakra_et.transform.durations import RankAs, Scale
 from chakra_et.transform.network import Network
 from chakra_et.transform.operator_times import work_ratios
 from chakra_et.transform.scale import Scaling
@@ -175,12 +175,8 @@ def _four(folder: Path) -> list[Case]:
 
 
 def _added(folder: Path, ranks: int) -> list[Change | Rebuild]:
-    """DDP for a run of one rank. gloo works on the core on which the rank computes: nothing runs beside
-    it."""
-    return [
-        Scaling(dp=ranks, spread=0.0, bucket_mb=4, network=read_model(folder / "network.json")),
-        Overlap(False),
-    ]
+    """DDP for a run of one rank."""
+    return [Scaling(dp=ranks, spread=0.0, bucket_mb=4, network=read_model(folder / "network.json"))]
 
 
 def _base_step(run: Run) -> float:

@@ -108,7 +108,7 @@ def from_one(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> di
             ("one rank without DDP", here / "bare_r0"),
         ):
             target = f"{base}-two"
-            quietly("scale", str(base), "--dp", "2", "-o", target, "--topology", str(network))
+            quietly("scale", str(base), "--dp", "2", "-o", target, "--network", str(network))
             rows[name].append((step_ms(target, first=1), real, step_ms(str(base), True, 1)))
     return {
         name: tuple(statistics.median(column) for column in zip(*each, strict=True))

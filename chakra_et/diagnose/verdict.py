@@ -262,9 +262,9 @@ def _proposals(
         ("all ranks starting together", found.skew_gain, ""),
     ]
     if run.is_communication.any():
-        hidden = gain(run, Overlap(True)) or 0.0
+        hidden = gain(run, Overlap()) or 0.0
         beside = "communication beside all computation that doesn't need it"
-        tried.append((beside, hidden, "--overlap on"))
+        tried.append((beside, hidden, "--overlap"))
     if found.bound == "python":
         host = "Python between operators twice as fast"
     tried.append((host, halved["host"], ""))

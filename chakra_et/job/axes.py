@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,26 +64,13 @@ def described_groups(trace: ExecutionTrace) -> list[tuple[str, list[int]]]:
     return found
 
 
-@dataclass(frozen=True)
-class ForwardUse:
-    """Collectives of a group inside the forward pass: ``calls`` of one rank, ``kind`` of the first."""
-
-    group: str
-    calls: int
-    kind: CollectiveType
-
-    def __str__(self) -> str:
-        kind = self.kind.name.lower().replace("_", "-")
-        return f"group {self.group} has {plural(self.calls, kind)} inside the forward pass"
-
-
-def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, ForwardUse]:
-    """Group number → its collectives in forward passes, which data parallelism doesn't have.
+def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, str]:
+    """Group number → a sentence on its collectives in forward passes, which data parallelism doesn't have.
 
     Left out are groups whose description names data parallelism, what FSDP, ZeRO and synchronized batch
     normalization do, and up to 64 bytes, as a loss has.
     """
-    found: dict[str, ForwardUse] = {}
+    found: dict[str, str] = {}
     for trace in traces:
         rows = np.flatnonzero((trace.types == NodeType.COMM_COLL) & _in_forward(trace))
         kinds = trace.column("comm_type", -1)
@@ -99,7 +85,8 @@ def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, ForwardUse]:
             if group[row] >= 0 and not of_data and not of_sharding[row]:
                 counted.setdefault(names[group[row]], []).append(row)
         for name, users in counted.items():
-            found.setdefault(name, ForwardUse(name, len(users), CollectiveType(int(kinds[users[0]]))))
+            kind = CollectiveType(int(kinds[users[0]])).name.lower().replace("_", "-")
+            found.setdefault(name, f"group {name} has {plural(len(users), kind)} inside the forward pass")
     return found
 
 

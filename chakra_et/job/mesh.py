@@ -22,7 +22,6 @@ from chakra_et.job.axes import axes_of, described_groups, forward_uses
 AXES = ("tp", "dp", "pp", "cp", "ep")
 
 _TEXT = re.compile(r"(tp|dp|pp)\s*=?\s*(\d+)")
-Along = Literal["all", "one", "block", "stride"]
 
 
 class Place(NamedTuple):
@@ -57,13 +56,12 @@ class Mesh:
 
 @dataclass(frozen=True)
 class GroupShape:
-    """A group as ``others`` (tensor place, stage) times data-parallel places: ``all`` of them, ``one``, a
-    ``block`` of ``size`` neighbours (experts), or every ``size``-th (replicas of an expert), ``data`` one of
-    them. ``at_ends``: of the first and the last stage alone, as the embedding's copies."""
+    """A group as ``others`` (tensor place, stage) times data-parallel places: a ``block`` of ``size``
+    neighbours (one of them alone, or experts), or a ``stride`` through every ``size``-th of them (all, or
+    replicas of an expert). ``at_ends``: of the first and the last stage alone, as the embedding's copies."""
 
     others: tuple[tuple[int, int], ...]
-    along: Along
-    data: int
+    along: Literal["block", "stride"]
     size: int
     at_ends: bool = False
 
@@ -119,7 +117,7 @@ def find_mesh(
     # What shares work in the forward pass, as tensor, sequence or expert parallelism does, is no replica.
     for name, use in forward_uses(traces.values()).items():
         shape = shape_of(groups.get(name, []), mesh)
-        if shape is not None and shape.along != "one":
+        if shape is not None and (shape.along, shape.size) != ("block", 1):
             raise TraceError(
                 f"{where}: {use}, so that its ranks share work and aren't data-parallel replicas, and no "
                 "description says which mesh they make: give the mesh, as in --mesh tp2,dp4"
@@ -178,17 +176,14 @@ def shape_of(members: Sequence[int], mesh: Mesh) -> GroupShape | None:
     data = sorted({place.data for place in places})
     if len(others) * len(data) != len(set(members)):
         return None
-    if len(data) == mesh.dp:
-        return GroupShape(others, "all", 0, mesh.dp)
-    if len(data) == 1:
-        return GroupShape(others, "one", data[0], 1)
     steps = {b - a for a, b in zip(data[:-1], data[1:], strict=True)}
     size = len(data)
-    if steps == {1} and data[0] % size == 0 and mesh.dp % size == 0:
-        return GroupShape(others, "block", data[0], size)
-    stride = mesh.dp // size
-    if steps == {stride} and mesh.dp % size == 0 and data[0] < stride:
-        return GroupShape(others, "stride", data[0], stride)
+    if mesh.dp % size == 0:
+        stride = mesh.dp // size
+        if steps <= {stride} and data[0] < stride and (size > 1 or stride == 1):
+            return GroupShape(others, "stride", stride)
+        if steps <= {1} and data[0] % size == 0:
+            return GroupShape(others, "block", size)
     return None
 
 
@@ -212,7 +207,7 @@ class ScaledGroups:
         self.shapes = {name: shape_of(members, old) for name, members in groups.items()}
         for name in apart:
             shape = self.shapes[name]
-            self.shapes[name] = None if shape is None else replace(shape, along="one")
+            self.shapes[name] = None if shape is None else replace(shape, along="block", size=1)
         for name, shape in self.shapes.items():
             if shape is None:
                 continue
@@ -236,7 +231,7 @@ class ScaledGroups:
         self.numbers = {(tuple(sorted(groups[name])), self.twin[name]): name for name in kept}
         self.next = max(map(int, kept), default=0) + 1
         for name, shape in self.shapes.items():
-            if shape is not None and shape.along in ("block", "stride") and new.dp % shape.size:
+            if shape is not None and new.dp % shape.size:
                 raise TraceError(
                     f"--dp {new.dp} is no multiple of {shape.size}, by which group {name} divides the ranks "
                     "of data parallelism: choose another"
@@ -256,22 +251,15 @@ class ScaledGroups:
         """Members of the group that stands for ``group``, in the old and in the new mesh."""
         shape = self.shapes[group]
         assert shape is not None
-        before = {"all": self.old.dp, "one": 1, "block": shape.size}.get(
-            shape.along, self.old.dp // shape.size
-        )
+        before = shape.size if shape.along == "block" else self.old.dp // shape.size
         return before * len(shape.others), len(self._members(shape, Place(0, 0, 0)))
 
     def _members(self, shape: GroupShape, place: Place) -> list[int]:
-        count, data = self.new.dp, place.data
-        if shape.along == "all":
-            along: Sequence[int] = range(count)
-        elif shape.along == "one":
-            # A group of other data-parallel places than the rank's own doesn't occur on it.
-            along = [data]
-        elif shape.along == "block":
-            along = range(data // shape.size * shape.size, data // shape.size * shape.size + shape.size)
-        else:
-            along = range(data % shape.size, count, shape.size)
+        # A group of other data-parallel places than the rank's own doesn't occur on it.
+        along = range(place.data % shape.size, self.new.dp, shape.size)
+        if shape.along == "block":
+            first = place.data - place.data % shape.size
+            along = range(first, first + shape.size)
         others = self._others(shape, place)
         return sorted(self.new.rank(Place(t, d, p)) for t, p in others for d in along)
 

@@ -46,10 +46,10 @@ class Operators:
             found.setdefault(int(self.top[row]), int(numbers[row]))
         return found
 
-    def shapes(self, row: int) -> list[Shape]:
+    def shapes(self, row: int) -> tuple[Shape, ...]:
         """The shapes of the tensors among a node's inputs, lists of tensors taken apart."""
         at = self._input_of.get(row)
-        return [] if at is None or self.trace.inputs is None else shapes_in(self.trace.inputs.shapes[at])
+        return () if at is None or self.trace.inputs is None else shapes_in(self.trace.inputs.shapes[at])
 
     def item(self, row: int) -> int:
         """Bytes of an element of a node's first input; 4 where unknown."""
@@ -107,28 +107,16 @@ def operators_of(trace: ExecutionTrace, where: str) -> Operators:
 
 
 @functools.lru_cache(maxsize=65536)
-def _decoded(text: bytes) -> tuple[Shape, ...]:
-    try:
-        loaded = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return ()
+def shapes_in(text: bytes) -> tuple[Shape, ...]:
+    """The shapes in the JSON text of a node's inputs; scalars are left out."""
     found: list[Shape] = []
 
-    def collect(value: object) -> None:
-        if isinstance(value, list):
-            if value and all(type(each) is int for each in value):
-                found.append(tuple(value))
-            else:
-                for each in value:
-                    collect(each)
+    def note(shape: Shape) -> Shape:
+        found.append(shape)
+        return shape
 
-    collect(loaded)
+    with_shapes(text, note)
     return tuple(found)
-
-
-def shapes_in(text: bytes) -> list[Shape]:
-    """The shapes in the JSON text of a node's inputs; scalars are left out."""
-    return list(_decoded(text))
 
 
 def with_shapes(shapes: bytes, changed: Callable[[Shape], Shape]) -> bytes:

@@ -90,12 +90,11 @@ class PredictConfig:
         "in place of bandwidth and latency: '8xH100 NVLink, 4 nodes, 400 Gbit/s'", group="network"
     )
     network: str | None = _option(
-        "file of chakra-et measure-network, in place of a fit to the run", group="network"
+        "of the run, in place of a fit to it: 10Gbit/s,30us or a file of chakra-et measure-network",
+        group="network",
     )
     contention: bool = _option("transfers at the same time share their links", True, group="network")
-    overlap: Literal["on", "off"] | None = _option(
-        "on: communication delays only the end of its step; off: computation waits for each communication"
-    )
+    overlap: bool = _option("communication delays only the end of its step", False)
     starts: Literal["recorded", "together"] = _option(
         "together: all ranks begin at the same moment, in place of when their recordings began", "recorded"
     )
@@ -169,9 +168,9 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
     """The what-ifs of a command line. Raises ``TraceError`` for a figure without a unit."""
     model = None
     if config.network:
-        from chakra_et.cost.network_fit import read_model
+        from chakra_et.transform.network import read_network
 
-        model = read_model(config.network)
+        model = read_network(config.network)
     found = _what_ifs(config, model, len(run.graph.ranks) == 1)
     if any((config.bandwidth, config.latency, config.topology)):
         from chakra_et.cost.units import parse_bandwidth, parse_latency
@@ -225,7 +224,7 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
     if config.overlap:
         from chakra_et.transform.durations import Overlap
 
-        found.append(Overlap(config.overlap == "on"))
+        found.append(Overlap())
     return found
 
 

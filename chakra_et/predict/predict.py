@@ -111,12 +111,9 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
     for rebuild in rebuilds:
         changed = rebuild.rebuild(changed)
     setting = changed.measured
-    for rebuild in rebuilds:
-        if isinstance(rebuild, Change):
-            setting = rebuild.apply(changed, setting)
     setting = slowdown.within(changed, setting) if slowdown else setting
     for change in changes:
-        if isinstance(change, Change) and not isinstance(change, Rebuild):
+        if isinstance(change, Change):
             setting = change.apply(changed, setting)
     before, after = solve(run, run.measured), solve(changed, setting)
     steps = _steps(run, changed, before, after)

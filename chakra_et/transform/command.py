@@ -19,7 +19,6 @@ import numpy as np
 
 from chakra_et import text
 from chakra_et.cli import allow_missing_ranks, parse
-from chakra_et.cost.network_fit import read_model
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
@@ -30,6 +29,7 @@ from chakra_et.files import scratch_folder, write_json
 from chakra_et.names import RunFiles, run_at
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.contention import Slowdown, find_slowdown
+from chakra_et.transform.network import read_network
 from chakra_et.transform.rank_copies import filled
 from chakra_et.transform.scale import Scaled, Scaling, scaled
 from chakra_et.transform.tensors import parse_sizes
@@ -57,8 +57,9 @@ class ScaleConfig:
     output: str = _option("the new set (as NAME-dp64 beside the captured one)", short="-o")
     tp: int | None = _option("tensor-parallel ranks: as captured", None)
     pp: int | None = _option("pipeline stages: as captured", None)
-    topology: str = _option("network whose times communication gets; default: as captured")
-    network: str = _option("file of chakra-et measure-network, in place of a fit to the capture")
+    network: str = _option(
+        "10Gbit/s,30us or a file of chakra-et measure-network; default: fitted to the capture"
+    )
     mesh: str = _option("the captured mesh (tp2,dp4,pp2), where the groups don't show it")
     seed: int = _option("of the spread of compute times", 0)
     spread: float | None = _option(
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = run_at(config.output or f"{found.name}{config.changes}")
     known = {name: getattr(config, name) for name in Scaling.__dataclass_fields__ if hasattr(config, name)}
     known["resize"] = parse_sizes(config.resize)
-    known["network"] = read_model(config.network) if config.network else None
+    known["network"] = read_network(config.network) if config.network else None
     with tempfile.TemporaryDirectory() as scratch:
         if config.fill and found.missing:
             found, made = filled(found, Path(scratch), config.mesh, config.seed)
@@ -144,10 +145,7 @@ def write_scaled(
             "scaled_from": source,
             "captured": {"tp": made.old.tp, "dp": made.old.dp, "pp": made.old.pp},
             "mesh": {"tp": made.new.tp, "dp": made.new.dp, "pp": made.new.pp},
-            **{
-                name: getattr(wanted, name) or None
-                for name in ("layers", "batch", "seq", "resize", "topology")
-            },
+            **{name: getattr(wanted, name) or None for name in ("layers", "batch", "seq", "resize")},
             "seed": wanted.seed,
             "different_files": len(files),
             "notes": notes,

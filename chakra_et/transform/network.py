@@ -8,6 +8,8 @@ Bandwidths are bytes per second and latencies nanoseconds.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from chakra_et.arrays import medians
 from chakra_et.cost.collectives import collective_time, message_time
-from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model
+from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model, read_model
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
@@ -135,6 +137,17 @@ class Network:
         elif not one_host:
             return 0.0, taken
         return taken / gloo_segments(each.size, len(each.ranks)), taken
+
+
+def read_network(text: str) -> NetworkModel:
+    """The network of a file of ``chakra-et measure-network``, or of a line as ``10 Gbit/s, 30 us``. Raises
+    ``TraceError``."""
+    if text.lower().endswith(".json") or os.path.isfile(text):
+        return read_model(text)
+    from chakra_et.cost.topology_text import read_topology
+
+    link = read_topology(text, 2).dimensions[0]
+    return NetworkModel(0.0, link.latency_ns, link.bandwidth, math.inf, 0.0, 0, repr(text))
 
 
 _GLOO_REDUCE = "gloo:all_reduce"

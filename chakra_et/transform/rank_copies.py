@@ -5,14 +5,12 @@ Compute times of ranks with the same work differ from step to step, and a copy's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from chakra_et.cost.collectives import collective_time, message_time
-from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
@@ -27,9 +25,11 @@ from chakra_et.et.node_attributes import (
     without,
 )
 from chakra_et.et.sets import RankSet
+from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.run import Run, make_run
+from chakra_et.transform.changes import with_sizes
 
 SHARDED = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)
 """Collectives whose ``comm_size`` is a rank's shard of a whole that keeps its size."""
@@ -66,30 +66,23 @@ def without_waiting(trace: ExecutionTrace, lasting: np.ndarray) -> ExecutionTrac
 
 
 def with_members(
-    trace: ExecutionTrace,
-    members: Mapping[str, tuple[int, int]],
-    lasting: Callable[[CollectiveType, int, int, str, float], float],
+    trace: ExecutionTrace, members: Mapping[str, tuple[int, int]], retime: Retime
 ) -> ExecutionTrace:
     """The trace with the sizes and times of collectives whose groups have other numbers of members.
 
-    ``members``: group → (members before, after). ``lasting(kind, size before, size after, group, µs
-    before)``: the time after, µs. The shards of gathers shrink as members are added; whatever is reduced,
-    scattered or exchanged keeps its whole size.
+    ``members``: group → (members before, after). The shards of gathers shrink as members are added; whatever
+    is reduced, scattered or exchanged keeps its whole size.
     """
     table, index = texts(trace, "pg_name")
     kinds, sizes = trace.column("comm_type", -1), trace.column("comm_size", 0)
-    changed, duration = sizes.copy(), trace.duration_micros.copy()
-    for row in np.flatnonzero(trace.types == NodeType.COMM_COLL).tolist():
-        group = table[index[row]] if index[row] >= 0 else EVERY[0]
-        kind, size = int(kinds[row]), int(sizes[row])
-        before, after = members[group]
-        if kind in SHARDED:
-            changed[row] = max(-(-size * before // after), 1)
-        if kind in set(CollectiveType):
-            time = lasting(CollectiveType(kind), size, int(changed[row]), group, float(duration[row]))
-            duration[row] = max(round(time), 1)
-    trace = set_integers(trace, "comm_size", "int64", changed, has(trace, "comm_size"))
-    return replace(trace, duration_micros=duration)
+    changed = {}
+    for row in np.flatnonzero(
+        (trace.types == NodeType.COMM_COLL) & np.isin(kinds, list(CollectiveType))
+    ).tolist():
+        before, after = members[table[index[row]] if index[row] >= 0 else EVERY[0]]
+        size = int(sizes[row])
+        changed[row] = max(-(-size * before // after), 1) if kinds[row] in SHARDED else size
+    return with_sizes(trace, changed, retime)
 
 
 def relabelled(
@@ -124,33 +117,6 @@ def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, place: 
             tensor = (place.tensor + peer.tensor - source.tensor) % new.tp
             found[rank] = new.rank(Place(tensor, data, peer.stage))
     return found
-
-
-def timed(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], topology: Topology) -> ExecutionTrace:
-    """The trace with the times of its collectives and messages on ``topology``."""
-    table, index = texts(trace, "pg_name")
-    kinds, sizes, source, target = (
-        trace.column(name, -1) for name in ("comm_type", "comm_size", "comm_src", "comm_dst")
-    )
-    duration = trace.duration_micros.copy()
-    known: dict[tuple[int, int, int], float] = {}
-    for row in np.flatnonzero(communicates(trace)).tolist():
-        size = int(sizes[row])
-        if trace.types[row] == NodeType.COMM_COLL:
-            key = int(kinds[row]), size, int(index[row])
-            if key[0] not in set(CollectiveType):
-                continue
-            if key not in known:
-                name = table[key[2]] if key[2] >= 0 else EVERY[0]
-                ranks = groups.get(name) or range(topology.ranks)
-                known[key] = collective_time(CollectiveType(key[0]), size, ranks, topology)
-            time = known[key]
-        elif source[row] >= 0 and target[row] >= 0:
-            time = message_time(size, int(source[row]), int(target[row]), topology)
-        else:
-            continue
-        duration[row] = max(round(time / 1000), 1)
-    return replace(trace, duration_micros=duration)
 
 
 def varied(trace: ExecutionTrace, step: np.ndarray, factors: np.ndarray) -> ExecutionTrace:

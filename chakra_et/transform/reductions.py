@@ -3,7 +3,7 @@
 Under DistributedDataParallel with one process the collectives are there, and reduce nothing: they become
 those of the data-parallel group. Without it they are put in: buckets of 25 MiB (the first of 1 MiB) of the
 gradients in the order in which they become ready, each beside the rest of the backward pass, and awaited at
-its end; for one CPU process also the copies into buckets and back, at the places where PyTorch 2.x records
+its end; on CPUs also the copies into buckets and back, at the places where PyTorch 2.x records
 them (torch/csrc/distributed/c10d/reducer.cpp). That is an assumption, which the notes state with a count.
 """
 
@@ -18,19 +18,13 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import (
-    communicates,
-    texts,
-    with_integers,
-    with_metadata,
-    with_texts,
-)
+from chakra_et.et.node_attributes import texts, with_integers, with_metadata, with_texts
 from chakra_et.et.rearrange import New, insert
 from chakra_et.job.axes import axes_of, forward_uses
 from chakra_et.job.gradients import FIRST_MIB, NEAR, OTHERS_MIB, Sweep, buckets_of, sweeps_of
 from chakra_et.job.operators import Operators, operators_of
 from chakra_et.transform.changes import RankTraces
-from chakra_et.transform.ddp import BACK, INTO_BUCKET, Backward, bucket_bytes, find_backward, plan_buckets
+from chakra_et.transform.ddp import BACK, INTO_BUCKET
 from chakra_et.transform.operator_times import Elementwise
 
 # As the reducer of PyTorch 2.x records them with their operators inside: nodes, self time between each.
@@ -43,7 +37,7 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
     recognised."""
     limits = (FIRST_MIB, OTHERS_MIB) if bucket_mb is None else (bucket_mb, bucket_mb)
     groups = dict(ranks.groups)
-    notes: list[str] = []
+    notes = []
     traces: dict[int, ExecutionTrace] = {}
     rows: dict[int, np.ndarray] = {}
     number = max(map(int, groups), default=0)
@@ -51,11 +45,6 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
     for rank, trace in ranks.traces.items():
         number += 1
         groups[str(number)] = [rank]
-        on_cpu = (trace.column("stream", -1) < 0).all()
-        silent = not communicates(trace).any() and "collective" not in texts(trace, "kind")[0]
-        if len(ranks.traces) == 1 and silent and on_cpu:
-            traces[rank], rows[rank], notes = _with_ddp(trace, rank, str(number), limits)
-            break
         where = f"{ranks.where}.{rank}"
         operators = operators_of(trace, where)
         own = _own_collectives(operators)
@@ -64,7 +53,7 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
             found += len(own)
             continue
         sweeps = sweeps_of(operators, None)
-        if not sweeps:
+        if not any(each.shape for sweep in sweeps for each in sweep.gradients):
             raise TraceError(
                 f"{where}: no gradients were recognised: neither collectives of one process "
                 "(DistributedDataParallel) nor torch::autograd::AccumulateGrad with shapes"
@@ -82,7 +71,8 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
         notes.append(
             f"no gradients were reduced in the capture: {put_in:,} all-reduces were put in, assuming "
             f"buckets of {limits[1]:g} MiB (the first of {limits[0]:g}; the largest has {largest:,} bytes) "
-            "beside the backward pass; copies into buckets take no time"
+            "beside the backward pass; on CPUs, copies into buckets and back at the rate of elementwise "
+            "operators, on GPUs none"
         )
     several = {name for name, members in ranks.groups.items() if len(members) > 1}
     apart = frozenset(several - _shared_groups(ranks.traces))
@@ -107,61 +97,6 @@ def _shared_groups(traces: Mapping[int, ExecutionTrace]) -> set[str]:
             if at >= 0 and ("dp" in axes_of(words) or (default and names[at] not in sharing)):
                 found.add(names[at])
     return found
-
-
-def _with_ddp(
-    trace: ExecutionTrace, rank: int, group: str, limits: tuple[float, float]
-) -> tuple[ExecutionTrace, np.ndarray, list[str]]:
-    """The trace of a CPU process with DDP's nodes, the row that each node is a copy of, and notes.
-    All-reduces of ``group`` last 1 µs. Raises ``TraceError`` where no gradients are recorded."""
-    steps = find_backward(trace, rank, "--dp")
-    first, others = limits
-    rate, new = Elementwise(trace), []
-    for step in steps:
-        if step.finish >= 0:
-            new += _of_step(trace, step, plan_buckets(step, others, first), rate, group)
-    made, source = _inserted(trace, new)
-    return (
-        made,
-        source,
-        [
-            f"{sum(node.collective is not None for node in new):,} all-reduces in {len(steps):,} steps are "
-            f"assumed as DDP makes them, with buckets of {first:g} MB and then {others:g} MB",
-            f"{sum(len(step.gradients) for step in steps):,} copies of gradients to buckets and as many back "
-            "are assumed, at the rate of elementwise operators; all ranks compute as the measured one",
-        ],
-    )
-
-
-def _of_step(
-    trace: ExecutionTrace, step: Backward, plan: list[list[int]], rate: Elementwise, group: str
-) -> list[New]:
-    """The nodes of one step's reduction."""
-    attributes = {
-        "kind": "collective",
-        "pg_name": group,
-        "pg_description": "data parallel",
-        "comm_dtype": step.gradients[0].type,
-    }
-    lane = int(trace.column("lane", -1).max()) + 1
-    new: list[New] = []
-    back: list[New] = []
-    end = max(step.gradients[-1].rows)
-    for part in plan:
-        for at in part:
-            rows, moved = step.gradients[at].rows, 2 * step.gradients[at].size
-            into = New(max(rows), rows[0], rate.micros(moved, _INTO_NODES), INTO_BUCKET, parent=rows[0])
-            new.append(into)
-            micros = rate.micros(moved, _BACK_NODES)
-            back.append(New(end, step.finish, micros, BACK, texts={"kind": "operator"}))
-        rows = step.gradients[part[-1]].rows
-        micros = rate.micros(0, _LAUNCH_NODES)
-        launch = New(max(rows), rows[0], micros, "c10d::allreduce_", parent=rows[0])
-        reduce = New(max(rows), rows[0], 1.0, "gloo:all_reduce", [launch], parent=launch)
-        reduce.collective, reduce.lane, reduce.texts = bucket_bytes(step, part), lane, attributes
-        back[-len(part)].needs.append(reduce)
-        new += [launch, reduce]
-    return [*new, *back]
 
 
 def _own_collectives(operators: Operators) -> dict[int, int]:
@@ -217,32 +152,46 @@ def _last_of_steps(sweeps: Sequence[Sweep], operators: Operators) -> list[Sweep]
 def _put_in(
     operators: Operators, sweeps: Sequence[Sweep], group: str, limits: tuple[float, float]
 ) -> tuple[ExecutionTrace, np.ndarray, list[int]]:
-    """The trace with an all-reduce for each bucket, the captured rows, and the bytes of the buckets."""
-    trace, new = operators.trace, []
-    lane = int(trace.column("lane", -1).max()) + 1
+    """The trace with an all-reduce for each bucket, on CPUs also the copies into buckets and back; the row
+    that each node is a copy of, and the bytes of the buckets."""
+    trace, new, on_cpu = operators.trace, list[New](), not (operators.trace.column("stream", -1) >= 0).any()
+    lane, rate = int(trace.column("lane", -1).max()) + 1, Elementwise(trace)
     attributes = {"kind": "collective", "pg_name": group, "pg_description": "data parallel"}
     for sweep in sweeps:
         sizes, types = ([getattr(each, of) for each in sweep.gradients] for of in ("bytes", "type"))
+        cpu, last = np.flatnonzero(operators.lane == sweep.lane), sweep.gradients[-1].row
+        back: list[New] = []
         for bucket in buckets_of(sizes, types, limits[1] * 2**20, limits[0] * 2**20):
-            ready, end = (sweep.gradients[at].row for at in (bucket[-1], -1))
-            before, behind = _tied(operators, ready, end)
+            ready = sweep.gradients[bucket[-1]].row
+            before, behind = _tied(operators, ready, last)
             node = New(max(before), ready, 1.0, "gradient all-reduce", [*before], behind)
+            if on_cpu and behind:
+                end = _last_in(operators, cpu, last)
+                for at in bucket:
+                    row, moved = sweep.gradients[at].row, 2 * sizes[at]
+                    around = int(operators.top[row])
+                    after, into = _last_in(operators, cpu, row), rate.micros(moved, _INTO_NODES)
+                    new.append(New(after, around, into, INTO_BUCKET, parent=around))
+                    micros = rate.micros(moved, _BACK_NODES)
+                    back.append(New(end, behind[0], micros, BACK, texts={"kind": "operator"}))
+                around = int(operators.top[ready])
+                call = rate.micros(0, _LAUNCH_NODES)
+                launch = New(max(before), around, call, "c10d::allreduce_", parent=around)
+                node = New(max(before), around, 1.0, "gloo:all_reduce", [launch], parent=launch)
+                back[-len(bucket)].needs.append(node)
+                new.append(launch)
             node.collective, node.lane, node.texts = sum(sizes[at] for at in bucket), lane, attributes
             new.append(node)
-    made, source = _inserted(trace, new)
+        new += back
+    placed = sorted(new, key=lambda node: node.after)
+    after, like = (np.array([getattr(node, of) for node in placed], np.int64) for of in ("after", "like"))
+    source = np.insert(np.arange(len(trace)), after + 1, like)
+    made = insert(trace, np.zeros(len(trace), bool), new)
     with contextlib.suppress(ValueError):
         known = json.loads(made.metadata_str("lanes") or "[]")
         known.append({"kind": "communication", "label": "gradients"})
         made = with_metadata(made, lanes=json.dumps(known, separators=(",", ":")))
-    return made, source, [node.collective or 0 for node in new]
-
-
-def _inserted(trace: ExecutionTrace, new: Sequence[New]) -> tuple[ExecutionTrace, np.ndarray]:
-    """The trace with ``new`` nodes, and the row that each node is a copy of."""
-    behind = sorted(new, key=lambda node: node.after)
-    after, like = (np.array([getattr(node, of) for node in behind], np.int64) for of in ("after", "like"))
-    source = np.insert(np.arange(len(trace)), after + 1, like)
-    return insert(trace, np.zeros(len(trace), bool), new), source
+    return made, source, [node.collective for node in new if node.collective is not None]
 
 
 def _tied(operators: Operators, ready: int, end: int) -> tuple[list[int], list[int]]:

@@ -8,15 +8,13 @@ who waits for whom.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from chakra_et.cost.network_fit import NetworkModel
-from chakra_et.cost.topology import Topology
-from chakra_et.cost.topology_text import read_topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import texts, with_metadata
@@ -37,7 +35,6 @@ from chakra_et.transform.rank_copies import (
     relabelled,
     relative_spread,
     step_of,
-    timed,
     transfers,
     varied,
     with_members,
@@ -55,8 +52,8 @@ class Scaling:
     """The run at another size, as ``chakra-et scale`` writes it.
 
     ``dp``, ``tp``, ``pp``: degrees that are wanted, None for those captured. ``layers``, ``batch``, ``seq``:
-    ``8`` or ``2x``, "" for what was captured. ``resize``: sizes of dimensions, old → new. ``topology``:
-    text, "" for the times of the capture. ``mesh``: the captured one, "" for what the groups show.
+    ``8`` or ``2x``, "" for what was captured. ``resize``: sizes of dimensions, old → new. ``mesh``: the
+    captured one, "" for what the groups show.
     ``spread``: of compute times, None for the measured one, 0 for none. ``variants``: different draws per
     captured rank. ``network``: the one of the capture, None: fitted to it. ``bucket_mb``: DDP's bucket_cap_mb
     where reductions are put in, None for its default."""
@@ -68,7 +65,6 @@ class Scaling:
     batch: str = ""
     seq: str = ""
     resize: Mapping[int, int] = field(default_factory=dict, hash=False)
-    topology: str = ""
     mesh: str = ""
     seed: int = 0
     spread: float | None = None
@@ -84,7 +80,7 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
     """The run with other ranks, layers, batch or sequence. Raises ``TraceError`` where it can't be made.
 
     What communication takes is what it took once all its members were there; of other bytes or ranks, by the
-    network that fits the run's own (``CollectiveTimes``), or by ``wanted.topology``.
+    network that fits the run's own (``CollectiveTimes``).
     """
     captured = dict(zip(run.graph.ranks, run.graph.traces, strict=True))
     name, world = run_at(run.name).name, _whole_world(run)
@@ -93,13 +89,12 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
     own |= {name: list(range(world)) for name in unlisted}
     old = find_mesh(name, own, manifest, captured, world, wanted.mesh)
     new = _new_mesh(old, wanted)
-    topology = read_topology(wanted.topology, new.ranks) if wanted.topology else None
     timed_ones = any(each.ns > 0 for each in collective_samples(find_communication(run)))
     times = CollectiveTimes(run, wanted.network) if wanted.network or timed_ones else None
-    if old.dp == 1 < new.dp and topology is None and times is None:
+    if old.dp == 1 < new.dp and times is None:
         raise TraceError(
             f"{name}: has no communication between ranks from which its times could be told: give the "
-            "--topology, as '4 ranks, 10 Gbit/s, 30 us', or the --network FILE of chakra-et measure-network"
+            "--network, as '10 Gbit/s, 30 us' or as the FILE of chakra-et measure-network"
         )
     notes: list[str] = []
     if unlisted:
@@ -107,9 +102,7 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
             f"groups without a list of members are taken for all ranks: {', '.join(sorted(unlisted))}"
         )
     notes.append(f"the captured mesh is {old} (--mesh where it is another), the new one {new}")
-    if topology is not None:
-        notes += [f"communication lasts what the topology makes it: {topology.name}", *topology.notes]
-    elif times is not None and (new != old or wanted.layers or wanted.batch or wanted.seq or wanted.resize):
+    if times is not None and (new != old or wanted.layers or wanted.batch or wanted.seq or wanted.resize):
         notes.append(
             "communication of other numbers of ranks or bytes lasts what a ring does on the network of "
             f"{times.model.describe()}"
@@ -124,7 +117,7 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
         plain,
         origin={rank: rank for rank in captured},
         source=source,
-        retime=_retime(times, own, old.ranks),
+        retime=_retime(times, lambda group: (len(own.get(group, ())) or old.ranks,) * 2),
         notes=tuple(notes),
     )
     if wanted.resize:
@@ -139,7 +132,7 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
         ranks = with_shards(ranks, new.tp)
     if old.dp == 1 < new.dp:
         ranks = with_reductions(ranks, wanted.bucket_mb)
-    return Scaled(old, new, ranks, captured, topology, times, wanted)
+    return Scaled(old, new, ranks, captured, times, wanted)
 
 
 def _whole_world(run: Run) -> int:
@@ -179,30 +172,20 @@ def _new_mesh(old: Mesh, wanted: Scaling) -> Mesh:
     return new
 
 
-def _retime(times: CollectiveTimes | None, groups: Groups, world: int) -> Retime:
-    """How long a collective of other bytes takes: as the network says, or in proportion where that isn't
-    known."""
+def _retime(times: CollectiveTimes | None, members: Callable[[str], tuple[int, int]]) -> Retime:
+    """How long a collective of other bytes or members takes: as the network says, or in proportion to the
+    bytes where that isn't known. ``members``: of a group, before and after."""
 
     def micros(kind: CollectiveType, before: int, after: int, group: str, taken: float) -> float:
-        count = len(groups.get(group, ())) or world
-        return _changed(times, kind, (before, count), (after, count), taken)
+        counts = members(group)
+        old, new = (before, counts[0]), (after, counts[1])
+        if old == new:
+            return taken
+        if times is None or max(old[1], new[1]) < 2:
+            return taken * after / max(before, 1)
+        return times.micros(kind, *new) if old[1] < 2 else taken * times.model.change(kind, old, new)
 
     return micros
-
-
-def _changed(
-    times: CollectiveTimes | None,
-    kind: CollectiveType,
-    old: tuple[int, int],
-    new: tuple[int, int],
-    taken: float,
-) -> float:
-    """What a collective takes of other (bytes, members) than it had, µs."""
-    if old == new:
-        return taken
-    if times is None or max(old[1], new[1]) < 2:
-        return taken * new[0] / max(old[0], 1)
-    return times.micros(kind, *new) if old[1] < 2 else taken * times.model.change(kind, old, new)
 
 
 class Copy(NamedTuple):
@@ -228,11 +211,10 @@ class Scaled:
         new: Mesh,
         ranks: RankTraces,
         captured: Mapping[int, ExecutionTrace],
-        topology: Topology | None,
         times: CollectiveTimes | None,
         wanted: Scaling,
     ):
-        self.old, self.new, self.topology, self.times, self.wanted = old, new, topology, times, wanted
+        self.old, self.new, self.times, self.wanted = old, new, times, wanted
         self.mesh, self.plain = ranks.mesh, ranks.traces
         self.groups = ScaledGroups(ranks.groups, ranks.mesh, new, ranks.apart)
         self.step = {rank: step_of(captured[ranks.origin[rank]])[rows] for rank, rows in ranks.source.items()}
@@ -286,20 +268,13 @@ class Scaled:
             if (source, variant) not in sized:
                 sized[source, variant] = self._sized(source, variant, dict(names))
             copy = relabelled(sized[source, variant], dict(names), dict(peers), self.new.ranks)
-            if self.topology is not None:
-                copy = timed(copy, self.groups.all(), self.topology)
             made.add(key)
             yield rank, key, copy
 
     def _sized(self, source: int, variant: int, names: Mapping[str, str]) -> ExecutionTrace:
         members = {name: self.groups.counts(name) for name in names}
         members |= dict.fromkeys(EVERY, (self.mesh.ranks, self.new.ranks))
-
-        def lasting(kind: CollectiveType, before: int, size: int, group: str, micros: float) -> float:
-            old, new = members[group]
-            return _changed(self.times, kind, (before, old), (size, new), micros)
-
-        trace = with_members(self.plain[source], members, lasting)
+        trace = with_members(self.plain[source], members, _retime(self.times, members.__getitem__))
         if variant >= 0:
             place = self.mesh.place(source)
             alike = self.alike[place.tensor, place.stage]

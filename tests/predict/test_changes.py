@@ -144,9 +144,8 @@ def test_transfers_at_the_same_time_share_the_link() -> None:
     assert us(predict(run, [Network(12.5e9, 0.0, contention=False)])) == [100 + 80 + 10] * 2
 
 
-def test_overlap_off_and_on() -> None:
-    assert us(predict(two_ranks(), [Overlap(False)])) == [100 + 50 + 30 + 10] * 2
-    assert us(predict(two_ranks(), [Overlap(True)])) == [150, 150]  # the all-reduce ends the step
+def test_overlap() -> None:
+    assert us(predict(two_ranks(), [Overlap()])) == [150, 150]  # the all-reduce ends the step
     device = alone(*launches(3), {**collective(8, 60, (2,), stream=9), "device": 0})
     assert us(predict(device, [])) == [71]
 
@@ -207,7 +206,7 @@ def test_a_model_survives_its_file(tmp_path) -> None:
         (Scale("(", 2), "is not a regular expression"),
         (RankAs(7), "the run has ranks 0"),
         (RankAs(0), "no other rank"),
-        (Overlap(True), "have no communication"),
+        (Overlap(), "have no communication"),
         (OtherGpu("H100", "H1000"), "GPU 'H1000' is unknown: use one of P100, V100"),
         (Network(1e9), "no communication between known ranks"),
     ],

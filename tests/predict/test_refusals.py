@@ -19,7 +19,7 @@ from chakra_et.predict.gpu import OtherGpu
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.transform.accumulation import Accumulate
-from chakra_et.transform.durations import Overlap, Scale
+from chakra_et.transform.durations import Scale
 from chakra_et.transform.network import Network
 from chakra_et.transform.scale import Scaling
 from tests.predict.test_ddp import Step, ddp
@@ -86,12 +86,6 @@ def test_resizing_says_what_else_changes() -> None:
         "0 collectives of gradients changed with the parameters, and 0 other collectives and messages with "
         "the tensors that they carry; what has no recorded shape stays"
     )
-
-
-def test_a_deadlock_that_overlap_off_makes_is_not_the_run_s() -> None:
-    with pytest.raises(TraceError, match="--overlap off: .* would wait for each other for ever") as caught:
-        predict(pipeline(), [Overlap(False)])
-    assert "disagree" not in str(caught.value)
 
 
 def test_accumulating_refuses_communication_that_is_not_ddp_s() -> None:

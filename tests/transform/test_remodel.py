@@ -120,13 +120,13 @@ def test_tensors_have_the_shapes_of_a_real_run(
 def test_one_rank_becomes_several_that_reduce_gradients(
     captured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
 ) -> None:
-    topology = ("--topology", "4 ranks, 10 Gbit/s, 30 us")
-    trace = scaled(captured / source, tmp_path / "four", "--dp", "4", *topology)
+    network = ("--network", "10 Gbit/s, 30 us")
+    trace = scaled(captured / source, tmp_path / "four", "--dp", "4", *network)
     said = capsys.readouterr().out
     wanted = (
         "had by itself are those"
         if source == "ddp"
-        else "all-reduces in 2 steps are assumed as DDP makes them, with buckets of 1 MB and then 25 MB"
+        else "all-reduces were put in, assuming buckets of 25 MiB (the first of 1;"
     )
     assert wanted in said
     assert wanted in " ".join(json.loads((tmp_path / "four_scaled.json").read_text())["notes"])
@@ -135,7 +135,7 @@ def test_one_rank_becomes_several_that_reduce_gradients(
     assert sizes.sum() == 2 * 4 * gradients
     assert json.loads((tmp_path / "four_comm_groups.json").read_text()) == {"1": [0, 1, 2, 3]}
     assert main(["scale", str(captured / source), "--dp", "4", "-o", str(tmp_path / "no")]) == 2
-    assert "give the --topology" in capsys.readouterr().err
+    assert "give the --network" in capsys.readouterr().err
 
 
 def test_layers_of_a_pipeline_go_to_their_stages(tmp_path: Path) -> None:

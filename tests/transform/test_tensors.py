@@ -6,17 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from chakra_et.cost.collectives import message_time
-from chakra_et.cost.topology import Topology
 from chakra_et.et.columns import TensorInfo
 from chakra_et.job.mesh import Mesh
 from chakra_et.job.operators import GRADIENT
 from chakra_et.transform.changes import RankTraces
-from chakra_et.transform.rank_copies import timed
 from chakra_et.transform.reductions import _last_in
 from chakra_et.transform.tensors import Resizing, Sizes, with_shards
 from tests.job.test_gradients import two_passes
-from tests.simulate.replay_traces import collective, cpu, make_trace, send
+from tests.simulate.replay_traces import collective, cpu, make_trace
 
 
 def test_heads_of_a_batch_change_with_it_and_with_the_sequence() -> None:
@@ -48,13 +45,6 @@ def test_more_tensor_parallel_ranks_cut_the_shards_alone() -> None:
     assert inputs is not None
     assert inputs.shapes == [b"[[48],[40,64],[64,48]]", b"[[48,64]]", b"[[10,4,64]]"]
     assert "each shard of a tensor-parallel operator becomes 2: sizes 96 were recognised" in made.notes[0]
-
-
-def test_messages_of_rank_0_have_the_topology_s_times() -> None:
-    topology = Topology.flat(2, 1e9, 5e3)
-    trace = make_trace(send(1, 9, 1, comm_src=0, comm_size=1 << 20))
-    expected = round(message_time(1 << 20, 0, 1, topology) / 1000)
-    assert timed(trace, {}, topology).duration_micros.tolist() == [expected]
 
 
 def test_an_operator_without_others_inside_ends_with_itself() -> None:
