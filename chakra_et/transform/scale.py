@@ -18,7 +18,6 @@ from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import texts, with_metadata
-from chakra_et.et.sets import Groups
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
 from chakra_et.names import run_at
