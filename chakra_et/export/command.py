@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.run(lambda: export(config), TraceError)
 
 
-def _write(path: Path, compress: bool, write: Callable[[IO[bytes]], int | None]) -> int | None:
-    """Write a file atomically; returns what ``write`` does."""
+def _write(path: Path, write: Callable[[IO[bytes]], int | None]) -> int | None:
+    """Write a file atomically, compressed where its name ends in .gz; returns what ``write`` does."""
     with atomic_file(path) as file:
-        if compress:
-            with events.packed(file) as packed:
-                found = write(packed)
-        else:
-            found = write(file)
+        into: AbstractContextManager[IO[bytes]] = nullcontext(file)
+        if path.suffix == ".gz":
+            into = events.packed(file)
+        with into as packed:
+            found = write(packed)
         size = file.tell()
     print(f"{path}: {size / 1e6:.1f} MB")
     return found
@@ -99,7 +100,7 @@ def export(config: ExportConfig) -> None:
         source: events.Source = partial(events.recorded_events, traces)
         if not traces:
             source = events.NodeEvents(load(chosen)).write_all
-        count = _write(path, path.suffix == ".gz", partial(write_events, source))
+        count = _write(path, partial(write_events, source))
         of = f"of {len(traces)} ranks, as they were recorded" if traces else "that are nodes of .et files"
         print(f"{count:,} slices {of}")
         return
@@ -111,7 +112,7 @@ def export(config: ExportConfig) -> None:
     else:
         for name, table in tables.TABLES.items():
             path = Path(f"{config.output or beside}_{name}.{form}")
-            _write(path, False, partial(WRITERS[form], table(run)))
+            _write(path, partial(WRITERS[form], table(run)))
         print(f"{len(run.graph):,} nodes, {len(run.graph.source):,} dependencies")
 
 

@@ -160,33 +160,28 @@ def traffic(run: ReportRun) -> dict[str, np.ndarray]:
     """
     graph, count = run.graph, len(run.ranks)
     found = np.zeros((4, count, count), dtype=np.int64)
-    messages, message_ns, shared, shared_ns = found
     place = {rank: at for at, rank in enumerate(run.ranks)}
     size, kind = graph.attribute("comm_size", 0), comm_types(run)
     target, transfer = graph.attribute("comm_dst", -1), run.end_ns - run.start_ns - run.wait_ns
-    for sent in np.flatnonzero(graph.types == NodeType.COMM_SEND).tolist():
-        to = place.get(int(target[sent]), -1)
-        if to >= 0:
-            messages[graph.trace_of[sent], to] += size[sent]
-            message_ns[graph.trace_of[sent], to] += transfer[sent]
     collective = np.flatnonzero(graph.types == NodeType.COMM_COLL)
     members: dict[int, list[int]] = {}
     for group in np.unique(graph.group[collective]).tolist():
         users = np.unique(graph.trace_of[collective[graph.group[collective] == group]])
         members[group] = run.groups.get(graph.groups[group]) or [run.ranks[user] for user in users.tolist()]
-    for at in collective.tolist():
-        own, name, ring = int(graph.trace_of[at]), COMM_NAMES[kind[at]], members[int(graph.group[at])]
-        factor = bus_factor(name, len(ring))
-        if run.ranks[own] not in ring or len(ring) < 2 or factor is None:
-            continue
-        whole = whole_bytes(name, int(size[at]), len(ring))
-        if name == "all-to-all":
-            others = [place[other] for other in ring if other != run.ranks[own] and other in place]
-            shared[own, others] += round(whole / len(ring))
-            shared_ns[own, others] += transfer[at]
-        else:
-            following = place.get(ring[(ring.index(run.ranks[own]) + 1) % len(ring)], -1)
-            if following >= 0:
-                shared[own, following] += round(whole * factor)
-                shared_ns[own, following] += transfer[at]
+    for at in np.flatnonzero(np.isin(graph.types, (NodeType.COMM_SEND, NodeType.COMM_COLL))).tolist():
+        own, name, whole = run.ranks[graph.trace_of[at]], COMM_NAMES[kind[at]], int(size[at])
+        first, to = 0, [int(target[at])]
+        if name != "send":
+            first, ring = 2, members[int(graph.group[at])]
+            factor = bus_factor(name, len(ring))
+            if own not in ring or len(ring) < 2 or factor is None:
+                continue
+            whole = whole_bytes(name, whole, len(ring))
+            if name == "all-to-all":
+                to, whole = [other for other in ring if other != own], round(whole / len(ring))
+            else:
+                to, whole = [ring[(ring.index(own) + 1) % len(ring)]], round(whole * factor)
+        known = [place[rank] for rank in to if rank in place]
+        found[first, place[own], known] += whole
+        found[first + 1, place[own], known] += transfer[at]
     return dict(zip(("messages", "message_ns", "collectives", "collective_ns"), found, strict=True))

@@ -9,7 +9,7 @@ steps                           see ``steps.ReportStep``, as lists in the order 
 path                            {kind: ns} of the critical path
 gpu, roof, kernel_classes       see ``rates.Rates`` and ``rates.KernelClass``
 entries, modules                see ``times``, as lists in the order of their fields
-calls                           see ``call_tree.Call``, as lists
+calls                           see ``times.Call``, as lists
 idle                            see ``times.idle_time``, None without device work
 collectives                     see ``collectives.Collective``, as dicts
 memory                          see ``timeline.usage``, with the name of the peak's node
@@ -31,14 +31,13 @@ import numpy as np
 from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
-from chakra_et.report.call_tree import call_tree
 from chakra_et.report.collectives import collectives, split_imbalance, traffic
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.report.run import ReportRun
 from chakra_et.report.stacks import read_stacks
 from chakra_et.report.timeline import largest_peak, usage
-from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, find_steps, idle_time
+from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, call_tree, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.simulate.run import devices_of

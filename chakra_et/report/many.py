@@ -7,7 +7,6 @@ A rank's own time in a step is what it neither waits nor exchanges data. Ranks s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.files import read_json
-from chakra_et.job.mesh import Mesh, mesh_of
+from chakra_et.job.mesh import Mesh, find_mesh
 from chakra_et.names import RunFiles
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.text import duration, plural
@@ -32,21 +31,6 @@ OFTEN = 0.1
 BESIDE, NAMED, LISTED = 3, 10, 100
 
 
-@dataclass(frozen=True)
-class Outlier:
-    """A rank that stands out. ``excess``: how much more own time than the median rank it has, as a part of
-    it, in its median step; ``deviations``: in scaled median absolute deviations; ``steps``: in how many steps
-    it does; ``mostly``: the part of its time that exceeds the median rank's the most; ``place``: in the mesh.
-    """
-
-    rank: int
-    excess: float
-    deviations: float
-    steps: int
-    mostly: str
-    place: str
-
-
 def many_content(files: RunFiles, found: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], PackedColumns]:
     """The JSON and the columns of the page, from what ``ranks.table.step_table`` found."""
     ranks, steps = np.unique(found["rank"]), np.unique(found["step"])
@@ -61,7 +45,7 @@ def many_content(files: RunFiles, found: Mapping[str, np.ndarray]) -> tuple[dict
     by_own = np.argsort(-np.nanmedian(own, axis=1), kind="stable").tolist()
     middle = by_own[max(len(by_own) // 2 - 1, 0) :][:BESIDE]
     total = found["total_ns"]
-    names = ", ".join(str(each.rank) for each in listed[:NAMED])
+    names = ", ".join(str(each["rank"]) for each in listed[:NAMED])
     columns = PackedColumns()
     columns.add("own", np.nan_to_num(own / 1000).round().reshape(-1))
     content = {
@@ -81,7 +65,7 @@ def many_content(files: RunFiles, found: Mapping[str, np.ndarray]) -> tuple[dict
         "node": NODE,
         "mesh": None if mesh is None else str(mesh),
         "axes": _axes(ranks, own, mesh),
-        "outliers": [vars(each) for each in listed[:LISTED]],
+        "outliers": listed[:LISTED],
         "beside": [
             {"rank": int(ranks[each]), "typical": typical, "parts_ns": mean[:, each].round().tolist()}
             for typical, chosen in ((False, by_own[:BESIDE]), (True, middle))
@@ -91,8 +75,15 @@ def many_content(files: RunFiles, found: Mapping[str, np.ndarray]) -> tuple[dict
     return content, columns
 
 
-def outliers(ranks: np.ndarray, parts: np.ndarray, own: np.ndarray, mesh: Mesh | None) -> list[Outlier]:
-    """The ranks that stand out, the slowest first. ``parts`` [part, rank, step], ``own`` [rank, step], ns."""
+def outliers(
+    ranks: np.ndarray, parts: np.ndarray, own: np.ndarray, mesh: Mesh | None
+) -> list[dict[str, Any]]:
+    """The ranks that stand out, the slowest first. ``parts`` [part, rank, step], ``own`` [rank, step], ns.
+
+    ``excess``: how much more own time than the median rank it has, as a part of it, in its median step;
+    ``deviations``: in scaled median absolute deviations; ``steps``: in how many steps it stands out;
+    ``mostly``: the part of its time that exceeds the median rank's the most; ``place``: in the mesh.
+    """
     usual = np.nanmedian(own, axis=0)
     excess = own / np.maximum(usual, 1) - 1
     score = np.nanmedian(excess, axis=1)
@@ -108,11 +99,17 @@ def outliers(ranks: np.ndarray, parts: np.ndarray, own: np.ndarray, mesh: Mesh |
     for at in np.argsort(-score, kind="stable").tolist():
         if often[at] or (deviations[at] > DEVIATIONS and score[at] > LEAST):
             rank = int(ranks[at])
-            worst = max(OWN, key=lambda part: beyond[PARTS.index(part), at])  # noqa: B023
             axes = () if mesh is None else zip(("tp", "dp", "pp"), mesh.place(rank), strict=True)
-            place = ", ".join(f"{axis} {number}" for axis, number in axes)
-            figures = float(score[at]), float(deviations[at]), int(slow_steps[at])
-            found.append(Outlier(rank, *figures, worst, place))
+            found.append(
+                {
+                    "rank": rank,
+                    "excess": float(score[at]),
+                    "deviations": float(deviations[at]),
+                    "steps": int(slow_steps[at]),
+                    "mostly": max(OWN, key=lambda part: beyond[PARTS.index(part), at]),  # noqa: B023
+                    "place": ", ".join(f"{axis} {number}" for axis, number in axes),
+                }
+            )
     return found
 
 
@@ -121,10 +118,8 @@ def _mesh(files: RunFiles, world: int) -> tuple[Mesh | None, list[str]]:
     try:
         groups = read_comm_groups(files.groups_file)
         manifest = read_json(files.manifest_file) if files.manifest_file.is_file() else {}
-        entries = manifest.get("process_groups", [])
-        described = {str(each.get("description")): each["ranks"] for each in entries}
-        return mesh_of(groups, described, set(), world), []
-    except (TraceError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return find_mesh(files.name, groups, manifest, {}, world), []
+    except (TraceError, OSError, ValueError, AttributeError) as error:
         return None, [f"no axes of the mesh: {error}"]
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from chakra_et.diagnose.verdict import diagnose
-from chakra_et.report.call_tree import call_tree
 from chakra_et.report.collectives import (
     bus_factor,
     collectives,
@@ -17,7 +16,7 @@ from chakra_et.report.collectives import (
 )
 from chakra_et.report.content import headline, lacks, path_by_kind, rank_rows
 from chakra_et.report.run import ReportRun, assemble
-from chakra_et.report.times import by_module, by_name, find_steps
+from chakra_et.report.times import by_module, by_name, call_tree, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES, activity
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.text import duration
