@@ -67,46 +67,22 @@ def repeated(deps: Ragged) -> np.ndarray:
     return np.unique(owner[1:][same_list & (values[1:] == values[:-1])])
 
 
-def forward_position(trace: ExecutionTrace, edges: Edges) -> np.ndarray | None:
-    """int64[N]: a position per row so that every edge points forward; None if there is a cycle.
-
-    The ids, rows or start times of most files are such an order, which is cheap to check; other files are
-    sorted node by node. Edges to absent nodes are ignored.
-    """
-    known = edges.parent >= 0
-    parent, child = edges.parent[known], edges.child[known]
-    for key in (trace.ids, None, trace.start_micros):
-        position = np.arange(len(trace))
-        if key is not None:
-            position[np.argsort(key, kind="stable")] = np.arange(len(trace))
-        if (position[parent] < position[child]).all():
-            return position
-    order = np.array(topological_order(len(trace), parent, child), np.int64)
-    if len(order) < len(trace):
-        return None
-    position = np.empty(len(trace), np.int64)
-    position[order] = np.arange(len(trace))
-    return position
-
-
-def find_cycle(count: int, edges: Edges) -> list[int]:
-    """The rows of a cycle, lowest first: each is a dependency of the next, the last one of the first.
-    ``edges`` must have a cycle of several nodes."""
-    known = (edges.parent >= 0) & (edges.parent != edges.child)
-    parent, child = edges.parent[known], edges.child[known]
+def find_cycle(count: int, parent: np.ndarray, child: np.ndarray) -> list[int]:
+    """A cycle of ``count`` nodes with these edges, lowest first: each is a dependency of the next, the last
+    one of the first; [] where there is none."""
     left = np.ones(count, bool)
     left[topological_order(count, parent, child)] = False
     inside = left[parent] & left[child]
     # Every remaining node depends on another remaining node, so walking back must revisit a node.
     waits_for = dict(zip(child[inside].tolist(), parent[inside].tolist(), strict=True))
-    row = next(iter(waits_for))
+    row = next(iter(waits_for), None)
     walked: dict[int, None] = {}
-    while row not in walked:
+    while row is not None and row not in walked:
         walked[row] = None
         row = waits_for[row]
     path = list(walked)
-    cycle = path[path.index(row) :][::-1]
-    lowest = cycle.index(min(cycle))
+    cycle = path[path.index(row) :][::-1] if row is not None else []
+    lowest = cycle.index(min(cycle)) if cycle else 0
     return cycle[lowest:] + cycle[:lowest]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from chakra_et.arrays import coded
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
-from chakra_et.et.edges import Edges, edges_of, find_cycle, topological_order
+from chakra_et.et.edges import edges_of, find_cycle, topological_order
 from chakra_et.et.node_attributes import texts
 
 EVERY_RANK = "0"
@@ -273,9 +273,7 @@ def _clocks(traces: list[ExecutionTrace]) -> np.ndarray | None:
 
 
 def _describe_cycle(graph: ReplayGraph) -> str:
-    cycle = graph.source[graph.source == graph.target][:1].tolist()
-    if not cycle:
-        cycle = find_cycle(len(graph), Edges(graph.target, graph.source, graph.source))
+    cycle = find_cycle(len(graph), graph.source, graph.target)
     names = ", ".join(map(graph.describe, cycle[:4])) + (", …" if len(cycle) > 4 else "")
     return (
         f"the dependencies of rank {graph.rank(cycle[0])} form a cycle of {len(cycle)} nodes ({names}), "

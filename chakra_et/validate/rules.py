@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType, Strings
-from chakra_et.et.edges import Edges, find_cycle, forward_position, repeated
+from chakra_et.et.edges import find_cycle, repeated
 from chakra_et.et.node_attributes import has, texts
 from chakra_et.validate.table import ALL_RANKS, INTEGER, SIMULATED, TEXT_GROUP, File, Finding, found
 
@@ -62,16 +62,18 @@ def _dependencies(file: File) -> Iterator[Finding]:
 
 
 def _order(file: File) -> Iterator[Finding]:
-    trace, edges = file.trace, file.edges
-    other = edges.parent != edges.child
-    if not other.all():  # reported by _dependencies; the other edges may still form a cycle
-        edges = Edges(edges.child[other], edges.parent[other], edges.dependency[other])
-    if forward_position(trace, edges) is None:
-        cycle = find_cycle(len(trace), edges)
+    trace, parent, child = file.trace, file.edges.parent, file.edges.child
+    known = (parent >= 0) & (parent != child)  # reported by _dependencies; the others may still form a cycle
+    parent, child = parent[known], child[known]
+    order = np.argsort(trace.ids, kind="stable")
+    position = np.empty(len(trace), np.int64)
+    position[order] = np.arange(len(trace))
+    # Ids in the order of the dependencies, as most files have them, are quick to check.
+    forward = bool((position[parent] < position[child]).all())
+    if cycle := [] if forward else find_cycle(len(trace), parent, child):
         named = [str(trace.ids[row]) for row in cycle[:8]] + (["…"] if len(cycle) > 8 else [])
         path = " → ".join([*named, str(trace.ids[cycle[0]])])
         yield Finding("cycle", cycle, f"is on a dependency cycle of {len(cycle)} nodes ({path})")
-    order = np.argsort(trace.ids, kind="stable")
     start = trace.start_micros[order]
     early = order[1:][start[1:] < start[:-1]]
     if len(early):
