@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from chakra_et.astra import bundle_texts
-from chakra_et.astra.bundle_texts import Expected
+from chakra_et.astra.bundle_texts import Backend, Expected
 from chakra_et.astra.network_dimensions import (
     crossings,
     effective_sizes,
@@ -19,7 +19,7 @@ from chakra_et.astra.network_dimensions import (
     simulated_dimensions,
     with_shorter_messages,
 )
-from chakra_et.astra.packet_backends import Backend, write_backend
+from chakra_et.astra.packet_backends import write_backend
 from chakra_et.astra.prepare import Keep, Ranks, larger_sizes, prepared, sentences, trimmed, with_dependencies
 from chakra_et.cost.topology import Topology
 from chakra_et.cost.topology_text import read_topology
@@ -108,10 +108,8 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     write_json(scratch / f"{name}_comm_groups.json", groups)
     write_text(scratch / "network.yml", bundle_texts.network_yml(simulated))
     write_json(scratch / "system.json", bundle_texts.system_json(simulated, all_modelled))
-    run_sh = bundle_texts.RUN.replace("@NAME@", name).replace("@RANKS@", str(count))
     write_json(scratch / "memory.json", bundle_texts.MEMORY)
-    write_text(scratch / "run.sh", run_sh)
-    (scratch / "run.sh").chmod(0o755)
+    bundle_texts.write_script(scratch, name, count, "analytical")
     write_json(scratch / EXPECTED_FILE, bundle_texts.expected_json(name, count, simulated, answer, notes))
     text = bundle_texts.readme(name, count, simulated, keep, all_modelled, times, changed, notes)
     write_text(scratch / "README.md", text)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from chakra_et.astra.network_dimensions import HANDSHAKE_BYTES, handshake
 from chakra_et.cost.networks import REDUCTION_PASSES
 from chakra_et.cost.topology import Topology
 from chakra_et.cost.units import GIB
+from chakra_et.files import write_text
+
+Backend = Literal["analytical", "ns3", "htsim"]
 
 DATASET_SPLITS = 1
 """Chunks of a collective: with one, no all-gather is too small, and the dimensions of a collective follow
@@ -66,14 +71,14 @@ def system_json(topology: Topology, roofline: bool) -> dict[str, Any]:
 
 MEMORY = {"memory-type": "NO_MEMORY_EXPANSION"}
 
-RUN = """\
+_RUN = """\
 #!/usr/bin/env bash
 # Run the simulation and count the ranks that finished: ASTRA-sim's exit status does not show it.
-#   ./run.sh [AstraSim_Analytical_Congestion_Unaware]     or ASTRA_SIM=/path/to/the/binary ./run.sh
+#   ./@SCRIPT@.sh [@BINARY@]     or ASTRA_SIM=/path/to/the/binary ./@SCRIPT@.sh
 set -u
-binary=${1:-${ASTRA_SIM:-AstraSim_Analytical_Congestion_Unaware}}
+binary=${1:-${ASTRA_SIM:-@BINARY@}}
 if ! binary=$(command -v "$binary"); then
-  echo "error: no ASTRA-sim: give the path of AstraSim_Analytical_Congestion_Unaware" >&2
+  echo "error: no ASTRA-sim: give the path of @BINARY@" >&2
   exit 2
 fi
 binary=$(realpath "$binary")
@@ -83,17 +88,40 @@ cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")" || exit 2
   --comm-group-configuration=./@NAME@_comm_groups.json \\
   --system-configuration=./system.json \\
   --remote-memory-configuration=./memory.json \\
-  --network-configuration=./network.yml \\
-  --num-queues-per-dim=1 \\
-  --comm-scale=1 \\
-  --injection-scale=1 \\
-  --rendezvous-protocol=true \\
-  >astra.log 2>&1
+  @FLAGS@ \\
+  >@LOG@.log 2>&1
 status=$?
-finished=$(grep -Eo 'sys\\[[0-9]+\\] finished' astra.log | sort -u | wc -l)
-echo "$finished of @RANKS@ ranks finished (ASTRA-sim's exit status: $status); the log is astra.log"
+finished=$(grep -Eo 'sys\\[[0-9]+\\] finished' @LOG@.log | sort -u | wc -l)
+echo "$finished of @RANKS@ ranks finished (ASTRA-sim's exit status: $status); the log is @LOG@.log"
 [ "$finished" -eq @RANKS@ ]
 """
+# Backend → its program and flags.
+_SIMULATORS: dict[Backend, tuple[str, str]] = {
+    "analytical": (
+        "AstraSim_Analytical_Congestion_Unaware",
+        "--network-configuration=./network.yml --num-queues-per-dim=1 --comm-scale=1 --injection-scale=1 "
+        "--rendezvous-protocol=true",
+    ),
+    "ns3": (
+        "ns3.42-AstraSimNetwork-default",
+        "--network-configuration=./ns3.txt --logical-topology-configuration=./logical.json",
+    ),
+    "htsim": (
+        "AstraSim_HTSim",
+        "--network-configuration=./network.yml --rendezvous-protocol=true --htsim_opts -topo ./fat_tree.topo",
+    ),
+}
+
+
+def write_script(folder: Path, name: str, ranks: int, backend: Backend) -> None:
+    """Write ``run.sh``, or for the other backends ``run_ns3.sh`` and ``run_htsim.sh``."""
+    binary, flags = _SIMULATORS[backend]
+    ending = "" if backend == "analytical" else f"_{backend}"
+    words = {"NAME": name, "RANKS": str(ranks), "SCRIPT": f"run{ending}", "LOG": f"astra{ending}"}
+    words |= {"BINARY": binary, "FLAGS": flags.replace(" ", " \\\n  ")}
+    path = folder / f"run{ending}.sh"
+    write_text(path, re.sub(r"@(\w+)@", lambda found: words[found[1]], _RUN))
+    path.chmod(0o755)
 
 
 _KEPT = {

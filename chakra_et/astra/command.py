@@ -16,7 +16,7 @@ from typing import Any
 
 from chakra_et import text
 from chakra_et.astra.bundle import write_bundle
-from chakra_et.astra.packet_backends import Backend
+from chakra_et.astra.bundle_texts import Backend
 from chakra_et.astra.prepare import Keep, Ranks, ranks_of
 from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError, reason

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
+from chakra_et.astra.bundle_texts import Backend, write_script
 from chakra_et.cost.topology import Topology, divisor
 from chakra_et.errors import TraceError
 from chakra_et.files import write_json, write_text
 
-Backend = Literal["analytical", "ns3", "htsim"]
 _BITS = 8
 # Thresholds of ECN in kB for each Gbit/s, as far as the examples go; the lower one is a quarter.
 _MARK, _MOST = 16, 3200
@@ -49,11 +48,6 @@ ENABLE_TRACE 0
 {marks}
 BUFFER_SIZE 32
 """
-_ARGUMENTS = {
-    "ns3": "--network-configuration=./ns3.txt --logical-topology-configuration=./logical.json",
-    "htsim": "--network-configuration=./network.yml --rendezvous-protocol=true \\\n"
-    "  --htsim_opts -topo ./fat_tree.topo",
-}
 
 
 def write_backend(folder: Path, name: str, backend: Backend, topology: Topology) -> list[str]:
@@ -83,9 +77,7 @@ def write_backend(folder: Path, name: str, backend: Backend, topology: Topology)
         write_text(folder / "fat_tree.topo", text)
         if rounded:
             notes.append(f"HTSim takes whole Gbit/s and ns: up to {rounded:.1%} was rounded off")
-    script = folder / f"run_{backend}.sh"
-    write_text(script, _script(name, backend))
-    script.chmod(0o755)
+    write_script(folder, name, topology.ranks, backend)
     return notes
 
 
@@ -145,21 +137,3 @@ def fat_tree(topology: Topology) -> tuple[str, float]:
         lines += [f"Tier {tier}", f"Downlink_speed_Gbps {whole[0]}", f"Radix_Down {radix}"]
         lines += [f"Radix_Up {down}"] * (tier == 0) + [f"Downlink_Latency_ns {whole[1]}"]
     return "\n".join(lines) + "\n", rounded
-
-
-def _script(name: str, backend: str) -> str:
-    binary = {"ns3": "ns3.42-AstraSimNetwork-default", "htsim": "AstraSim_HTSim"}[backend]
-    return f"""\
-#!/usr/bin/env bash
-# Run the simulation by {backend}: ./run_{backend}.sh /path/to/{binary}
-set -eu
-binary=$(realpath "$(command -v "${{1:-{binary}}}")")
-cd "$(dirname "$(realpath "${{BASH_SOURCE[0]}}")")"
-"$binary" \\
-  --workload-configuration=./{name} \\
-  --comm-group-configuration=./{name}_comm_groups.json \\
-  --system-configuration=./system.json \\
-  --remote-memory-configuration=./memory.json \\
-  {_ARGUMENTS[backend]} \\
-  >astra_{backend}.log 2>&1
-"""

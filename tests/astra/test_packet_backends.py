@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.astra.packet_backends import Backend, fat_tree, physical, write_backend
+from chakra_et.astra.bundle_texts import Backend
+from chakra_et.astra.packet_backends import fat_tree, physical, write_backend
 from chakra_et.cost.topology_text import read_topology
 from chakra_et.errors import TraceError
 from tests.astra.sets import MESH, step, write_set
