@@ -49,24 +49,19 @@ class Problem:
 
 
 def check(
-    traces: ExecutionTrace | Mapping[int, ExecutionTrace],
+    trace: ExecutionTrace,
     comm_groups: dict[str, list[int]] | None = None,
-    files: Mapping[int, str] | str = "trace",
+    name: str = "trace",
+    rank: int | None = None,
+    more: Iterable[Finding] = (),
 ) -> list[Problem]:
-    """Check one trace, or the traces of a run (rank → trace) by themselves and against each other.
+    """Check one trace, in the file ``name``: one problem per broken rule, ``more`` with them.
 
-    ``comm_groups`` maps group ids to ranks, as in the comm-group file (None: no such file). ``files`` is the
-    file name to report: one string for one trace, or one per rank. Returns one problem per
-    broken rule and file.
+    ``comm_groups`` maps group ids to ranks, as in the comm-group file (None: no such file). ``rank`` None:
+    that of the metadata.
     """
-    if isinstance(traces, ExecutionTrace):
-        rank = traces.metadata_int("rank")
-        return _check_one(File(traces, rank, comm_groups, str(files)))
-    names = {rank: f"rank {rank}" for rank in traces} if isinstance(files, str) else files
-    problems = []
-    for rank, trace in traces.items():
-        problems += _check_one(File(trace, rank, comm_groups, names[rank]))
-    return problems + check_together(traces, comm_groups, names)
+    file = File(trace, trace.metadata_int("rank") if rank is None else rank, comm_groups, name)
+    return [_problem(finding, name, file) for finding in (*check_file(file), *more)]
 
 
 def check_together(
@@ -80,10 +75,6 @@ def check_together(
         _problem(found, whole) if rank is None else _problem(found, files[rank].name, files[rank])
         for rank, found in (check_ranks(files) if files else ())
     ]
-
-
-def _check_one(file: File, more: Iterable[Finding] = ()) -> list[Problem]:
-    return [_problem(finding, file.name, file) for finding in (*check_file(file), *more)]
 
 
 def _problem(finding: Finding, name: str, file: File | None = None) -> Problem:
@@ -124,10 +115,8 @@ def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
             message = str(error).removeprefix(f"{path}: ")
             problems.append(Problem("error", str(path), rank, None, None, "unreadable", message))
             continue
-        known = trace.metadata_int("rank") if run.alone else rank
-        file = File(trace, known, groups, str(path))
         more = check_file_for_astra(trace, groups or {}, len(run.files)) if for_astra else ()
-        problems += _check_one(file, more)
+        problems += check(trace, groups, str(path), None if run.alone else rank, more)
         # A run can have hundreds of ranks: keep only what the check of the whole run needs.
         communication[rank] = trace.communication()
         if for_astra:

@@ -11,6 +11,7 @@ from chakra_et.et.columns import (
     Ragged,
     Strings,
 )
+from chakra_et.validate.check import Problem, check, check_together
 
 GROUPS = {"1": [0, 1], "2": [0, 1]}
 INTEGERS = {
@@ -128,3 +129,9 @@ def run_of_two() -> dict[int, ExecutionTrace]:
 
 
 NAMES = {0: "NAME.0.et", 1: "NAME.1.et"}
+
+
+def check_run(run: dict[int, ExecutionTrace], groups: dict | None, names: dict[int, str]) -> list[Problem]:
+    """What is wrong with each trace, and with all together."""
+    problems = [each for rank, trace in run.items() for each in check(trace, groups, names[rank], rank)]
+    return problems + check_together(run, groups, names)

@@ -16,7 +16,7 @@ from chakra_et.et import wire
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.decode import decode
 from chakra_et.info.command import describe
-from chakra_et.validate.check import check
+from chakra_et.validate.check import check, check_together
 from tests.convert.et_traces import (
     METADATA,
     file_bytes,
@@ -116,7 +116,7 @@ def test_damaged_bytes_are_read_or_rejected(trace: ExecutionTrace, data: st.Data
         warnings.simplefilter("error")
         file_bytes(damaged)
         check(damaged)
-        check({0: damaged, 1: trace})
+        check_together({0: damaged, 1: trace}, None, {0: "a", 1: "b"})
         describe(damaged)
 
 

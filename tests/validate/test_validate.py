@@ -20,7 +20,7 @@ from chakra_et.et.columns import (
 from chakra_et.et.decode import decode
 from chakra_et.et.encode import encode
 from chakra_et.et.wire import WireError
-from chakra_et.validate.check import check
+from chakra_et.validate.check import check, check_together
 from chakra_et.validate.table import RULES
 from tests.convert.good_traces import (
     CPU,
@@ -28,6 +28,7 @@ from tests.convert.good_traces import (
     GROUPS,
     KERNEL,
     LAST,
+    NAMES,
     RECV,
     REDUCE,
     SEND,
@@ -236,7 +237,7 @@ def test_random_damage_is_rejected_or_checked() -> None:
         except WireError:
             outcomes.add("rejected")
             continue
-        problems = check(trace, GROUPS) + check({0: trace, 1: good(1)}, GROUPS)
+        problems = check(trace, GROUPS) + check_together({0: trace, 1: good(1)}, GROUPS, NAMES)
         outcomes.add("errors" if any(problem.severity == "error" for problem in problems) else "none")
     assert outcomes == {"rejected", "errors", "none"}
 

@@ -10,7 +10,6 @@ from chakra_et.et.columns import (
     ExecutionTrace,
     NodeType,
 )
-from chakra_et.validate.check import check
 from chakra_et.validate.table import RULES
 from tests.convert.good_traces import (
     GATHER,
@@ -19,6 +18,7 @@ from tests.convert.good_traces import (
     RECV,
     REDUCE,
     SEND,
+    check_run,
     drop,
     lose_collective,
     make,
@@ -62,7 +62,7 @@ RUN: list[tuple[str, Callable[[dict[int, ExecutionTrace]], object], int | None, 
 
 
 def test_valid_run_has_no_problems() -> None:
-    assert check(run_of_two(), GROUPS, NAMES) == []
+    assert check_run(run_of_two(), GROUPS, NAMES) == []
 
 
 @pytest.mark.parametrize(("rule", "break_it", "rank", "text"), RUN, ids=[case[0] for case in RUN])
@@ -71,7 +71,7 @@ def test_broken_rule_across_ranks_is_reported(
 ) -> None:
     run = run_of_two()
     break_it(run)
-    problems = [problem for problem in check(run, GROUPS, NAMES)]
+    problems = [problem for problem in check_run(run, GROUPS, NAMES)]
     assert {problem.rule for problem in problems} == {rule}
     assert problems[0].rank == rank
     assert text in problems[0].message
@@ -82,7 +82,7 @@ def test_missing_collective_is_reported_where_it_is_missing() -> None:
     for trace in run.values():
         same_group(trace)
     lose_collective(run[1])
-    (problem,) = check(run, GROUPS, NAMES)
+    (problem,) = check_run(run, GROUPS, NAMES)
     assert problem.rule == "collective-count"
     assert problem.message == (
         "has 1 collectives of group 1, NAME.0.et has 2: collective 1 of group 1 is ALL_GATHER of 64 bytes "
@@ -95,7 +95,7 @@ def test_reordered_collectives_are_reported() -> None:
     for trace in run.values():
         same_group(trace)
     swap_collectives(run[0])
-    (problem,) = check(run, GROUPS, NAMES)
+    (problem,) = check_run(run, GROUPS, NAMES)
     assert (problem.rule, problem.file, problem.node, problem.count) == ("collective-type", "NAME.1.et", 3, 2)
 
 
@@ -107,7 +107,7 @@ def test_group_zero_missing_on_some_ranks_is_reported() -> None:
     lose.types[GATHER] = NodeType.COMP
     for name in ("comm_type", "comm_size", "pg_name"):
         drop(lose, name, GATHER)
-    (problem,) = check(run, GROUPS, NAMES)
+    (problem,) = check_run(run, GROUPS, NAMES)
     assert problem.rule == "collective-count"
     assert problem.message.startswith("has 0 collectives of all ranks, NAME.0.et has 1")
 
@@ -118,12 +118,12 @@ def test_members_without_a_file_are_not_compared() -> None:
     for trace in run.values():
         trace.metadata["world_size"] = 3
     lose_collective(run[1])
-    problems = check(run, {"1": [0, 2], "2": [0, 1]}, NAMES)
+    problems = check_run(run, {"1": [0, 2], "2": [0, 1]}, NAMES)
     assert [problem.rule for problem in problems] == ["rank-missing"]
 
 
 def test_group_with_a_rank_outside_the_run_is_reported() -> None:
-    problems = check(run_of_two(), {**GROUPS, "3": [0, 5]}, NAMES)
+    problems = check_run(run_of_two(), {**GROUPS, "3": [0, 5]}, NAMES)
     assert [problem.rule for problem in problems] == ["group-rank-absent"]
 
 
@@ -131,7 +131,7 @@ def test_group_with_a_rank_outside_the_run_is_reported() -> None:
 def test_mismatched_send_and_receive_are_reported_on_both_sides(name: str, value: int) -> None:
     run = run_of_two()
     put(run[0], name, SEND, value)
-    problems = check(run, GROUPS, NAMES)
+    problems = check_run(run, GROUPS, NAMES)
     assert [(p.rule, p.file, p.node) for p in problems] == [
         ("p2p-unmatched", "NAME.0.et", 5),
         ("p2p-unmatched", "NAME.1.et", 6),
@@ -144,19 +144,19 @@ def test_messages_are_matched_as_multisets() -> None:
     run = run_of_two()
     for trace in run.values():
         trace.types[RECV] = NodeType.COMP
-    problems = check(run, GROUPS, NAMES)
+    problems = check_run(run, GROUPS, NAMES)
     assert [(p.rule, p.node) for p in problems] == [("p2p-unmatched", 5), ("p2p-unmatched", 5)]
 
 
 def test_different_world_sizes_are_reported() -> None:
     run = run_of_two()
     run[1].metadata["world_size"] = 4
-    problems = check(run, GROUPS, NAMES)
+    problems = check_run(run, GROUPS, NAMES)
     assert {problem.rule for problem in problems} == {"world-size", "rank-missing"}
 
 
 def test_run_of_one_rank_is_a_warning() -> None:
-    problems = check({0: make({"id": 1})}, None, NAMES)
+    problems = check_run({0: make({"id": 1})}, None, NAMES)
     assert [(problem.rule, problem.severity) for problem in problems] == [("single-rank", "warning")]
 
 
@@ -177,5 +177,5 @@ def test_every_rule_has_a_test() -> None:
 def test_absurd_world_size_costs_no_time() -> None:
     run = run_of_two()
     run[0].metadata["world_size"] = run[1].metadata["world_size"] = 2**60
-    (problem,) = check(run, GROUPS, NAMES)
+    (problem,) = check_run(run, GROUPS, NAMES)
     assert problem.rule == "rank-missing"
