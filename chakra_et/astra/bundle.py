@@ -36,7 +36,7 @@ from chakra_et.simulate.matching import match
 from chakra_et.simulate.measured_steps import measured_times
 from chakra_et.simulate.replays import astra_replay
 from chakra_et.simulate.timing import Timing
-from chakra_et.validate.astra import check_sizes
+from chakra_et.validate.astra import check_sizes, group_file_problems
 from chakra_et.validate.check import check, check_together
 
 Traces = Mapping[int, ExecutionTrace]
@@ -56,19 +56,8 @@ def write_bundle(
     """
     name, groups, count = ranks.set.run.name, ranks.set.groups, len(ranks.set.files)
     topology = read_topology(network, count) if isinstance(network, str) else network
-    if "empty" in name:
-        raise TraceError(
-            f"{name}: ASTRA-sim ignores a group file whose name has 'empty' in it: rename the set"
-        )
-    if not groups:
-        raise TraceError(f"{name}: no comm-group file, which ASTRA-sim needs: convert the traces again")
-    for group, members in groups.items():
-        beyond = [rank for rank in members if rank >= count]
-        if beyond:
-            raise TraceError(
-                f"{name}: group {group} names rank {beyond[0]}, and the set has {count} ranks: "
-                "convert the missing ranks, or use --trim or --fill"
-            )
+    for problem in group_file_problems(name, groups):
+        raise TraceError(f"{name}: {problem}")
     if folder.is_dir() and not (folder / EXPECTED_FILE).is_file() and any(folder.iterdir()):
         raise TraceError(f"{folder}: holds other files: give a new folder, or that of an older bundle")
     if folder.exists() and not folder.is_dir():

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -77,6 +77,10 @@ class Strings:
     table: list[bytes]
     index: np.ndarray
 
+    def take(self, rows: np.ndarray) -> Strings:
+        """The strings of ``rows``."""
+        return Strings(self.table, self.index[rows])
+
     def __getitem__(self, row: int) -> str:
         return self.table[int(self.index[row])].decode("utf-8", "replace")
 
@@ -108,13 +112,8 @@ class Attribute:
     def take(self, at: np.ndarray, rows: np.ndarray) -> Attribute:
         """The values at places ``at``, as those of ``rows``."""
         values = self.values
-        taken = Strings(values.table, values.index[at]) if isinstance(values, Strings) else values[at]
+        taken = values.take(at) if isinstance(values, Strings) else values[at]
         return Attribute(self.kind, rows, taken)
-
-    def of_rows(self, rows: np.ndarray) -> Attribute:
-        """The attribute of new nodes, of which node i is a copy of row ``rows[i]``."""
-        have, at = _places(self.rows, rows)
-        return self.take(at, have)
 
 
 @dataclass(eq=False, repr=False)
@@ -136,17 +135,15 @@ class TensorInfo:
         columns = ([column[place] for place in places] for column in (self.values, self.shapes, self.types))
         return TensorInfo(rows, *columns)
 
-    def of_rows(self, rows: np.ndarray) -> TensorInfo:
-        """The tensors of new nodes, of which node i is a copy of row ``rows[i]``."""
-        have, at = _places(self.rows, rows)
-        return self.take(at, have)
+
+_OfSome = TypeVar("_OfSome", Attribute, TensorInfo)
 
 
-def _places(owners: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(Which of ``rows`` are among ``owners``, which ascend; where there)."""
-    at = np.searchsorted(owners, rows)
-    have = np.flatnonzero(np.append(owners, -1)[at] == rows)
-    return have, at[have]
+def _copied(column: _OfSome, rows: np.ndarray) -> _OfSome:
+    """What new nodes have, of which node i is a copy of row ``rows[i]``."""
+    at = np.searchsorted(column.rows, rows)
+    have = np.flatnonzero(np.append(column.rows, -1)[at] == rows)
+    return column.take(at[have], have)
 
 
 @dataclass(eq=False, repr=False)
@@ -201,18 +198,18 @@ class ExecutionTrace:
     def of_rows(self, rows: np.ndarray) -> ExecutionTrace:
         """The nodes ``rows`` (int64[M]), in that order and as often as named, without dependencies."""
         nothing = Ragged(np.zeros(len(rows) + 1, np.int64), np.zeros(0, np.uint64))
-        attributes = {name: attribute.of_rows(rows) for name, attribute in self.attributes.items()}
+        attributes = {name: _copied(attribute, rows) for name, attribute in self.attributes.items()}
         return replace(
             self,
             ids=self.ids[rows],
-            names=Strings(self.names.table, self.names.index[rows]),
+            names=self.names.take(rows),
             types=self.types[rows],
             start_micros=self.start_micros[rows],
             duration_micros=self.duration_micros[rows],
             data_deps=nothing,
             ctrl_deps=nothing,
-            inputs=self.inputs and self.inputs.of_rows(rows),
-            outputs=self.outputs and self.outputs.of_rows(rows),
+            inputs=self.inputs and _copied(self.inputs, rows),
+            outputs=self.outputs and _copied(self.outputs, rows),
             attributes={name: taken for name, taken in attributes.items() if len(taken.rows)},
         )
 

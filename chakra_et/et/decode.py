@@ -6,6 +6,7 @@ import contextlib
 from array import array
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 
 import numpy as np
 
@@ -203,7 +204,8 @@ def _messages(raw: bytes) -> tuple[np.ndarray, np.ndarray]:
             if not length:
                 what = "an empty message, where readers stop" if after == at + 1 else "not a message length"
             at = after + length
-    starts, ends = wire.varint_prefixed(raw, np.frombuffer(marks, np.int64))
+    lengths, starts = wire.read_varints(np.frombuffer(raw, np.uint8), np.frombuffer(marks, np.int64))
+    ends = starts + lengths.astype(np.int64)
     if at > size:
         what = what or f"the message has {ends[-1] - starts[-1]} bytes, but only {size - starts[-1]} are left"
     if what:
@@ -265,10 +267,8 @@ def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks:
 def _join_tensors(blocks: list[_TensorBlock]) -> TensorInfo | None:
     if not any(len(rows) for rows, _ in blocks):
         return None
-    texts = [
-        [text for _, columns in blocks for text in columns[number]] for number in range(len(schema.IO_FIELDS))
-    ]
-    return TensorInfo(np.concatenate([rows for rows, _ in blocks]), *texts)
+    rows, columns = zip(*blocks, strict=True)
+    return TensorInfo(np.concatenate(rows), *map(list, map(chain.from_iterable, zip(*columns, strict=True))))
 
 
 def _values(raw: bytes, column: _Column, fields: Fields) -> np.ndarray:

@@ -65,7 +65,7 @@ def _messages(rows: int, parts: list[Part]) -> memoryview:
     sizes = wire.row_lengths(rows, parts)
     if len(sizes) and sizes.max() > LARGEST_MESSAGE:
         raise TraceError("a node takes more than 2 GiB in the .et file: shorten its inputs and outputs")
-    return wire.assemble(rows, [(None, wire.varints(sizes.astype(np.uint64))), *parts]).buffer.data
+    return wire.assemble(rows, [(None, wire.varints(sizes)), *parts]).buffer.data
 
 
 def _metadata_parts(metadata: dict[str, int | str | bool | float]) -> list[Part]:
@@ -120,7 +120,7 @@ def _list_parts(number: int, lists: Ragged, first: int, last: int) -> list[Part]
     packed = wire.assemble(len(values), [(None, wire.varints(values))])
     edges = np.append(packed.starts, len(packed.buffer))[offsets]
     cells = Cells(packed.buffer, edges[:-1][rows], np.diff(edges)[rows])
-    return [(rows, wire.length_delimited(wire.tag(number, LENGTH), cells.lengths)), (rows, cells)]
+    return [(rows, wire.varints(cells.lengths, wire.tag(number, LENGTH))), (rows, cells)]
 
 
 def _tensor_parts(
@@ -135,7 +135,7 @@ def _tensor_parts(
         cells = column.take(slice(low, high)) if checked else _utf8_strings(column[low:high])
         fields += _filled_strings(place, cells)
     rows = rows[low:high] - first
-    head = wire.length_delimited(wire.tag(number, LENGTH), wire.row_lengths(high - low, fields))
+    head = wire.varints(wire.row_lengths(high - low, fields), wire.tag(number, LENGTH))
     return [(rows, head), *((rows if which is None else rows[which], part) for which, part in fields)]
 
 
@@ -148,7 +148,7 @@ def _filled_strings(number: int, cells: Cells) -> list[Part]:
     """The string fields of the rows whose string isn't empty."""
     filled = np.flatnonzero(cells.lengths)
     cells = cells.take(filled)
-    head = wire.length_delimited(wire.tag(number, LENGTH), cells.lengths)
+    head = wire.varints(cells.lengths, wire.tag(number, LENGTH))
     return [(filled, head), (filled, cells)]
 
 
@@ -168,8 +168,8 @@ def _attribute_cells(number: int, name: str, kind: str, values: Cells | np.ndarr
     head = wire.tag(schema.ATTR_NAME, LENGTH) + wire.bytes_of_varint(len(label)) + label if label else b""
     head += wire.tag(member.number, member.wire)
     if isinstance(values, Cells):
-        sizes = wire.varints(values.lengths.astype(np.uint64), head)
-        return [wire.length_delimited(prefix, sizes.lengths + values.lengths), sizes, values]
+        sizes = wire.varints(values.lengths, head)
+        return [wire.varints(sizes.lengths + values.lengths, prefix), sizes, values]
     short = len(head) + wire.LONGEST_VARINT < 128  # the length takes one byte, which is filled in below
     before = prefix + b"\0" + head if short else head
     if member.wire == VARINT:
@@ -182,7 +182,7 @@ def _attribute_cells(number: int, name: str, kind: str, values: Cells | np.ndarr
     else:
         payload = wire.fixed(values.astype(member.dtype), before)
     if not short:
-        return [wire.length_delimited(prefix, payload.lengths), payload]
+        return [wire.varints(payload.lengths, prefix), payload]
     payload.buffer[payload.starts + len(prefix)] = payload.lengths - len(prefix) - 1
     return [payload]
 

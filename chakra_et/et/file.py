@@ -14,7 +14,7 @@ from pathlib import Path
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.wire import WireError
+from chakra_et.et.wire import WireError, read_varint
 from chakra_et.files import atomic_file, open_regular, read_bytes
 from chakra_et.names import SKELETON
 
@@ -68,9 +68,8 @@ def read_metadata(path: Path) -> dict[str, int | str | bool | float]:
     try:
         with open_regular(path) as file:
             head = file.read(10)
-            last = next((at for at, byte in enumerate(head) if byte < 128), 0)
-            size = sum((byte & 127) << 7 * at for at, byte in enumerate(head[: last + 1]))
-            return decode(head + file.read(max(size + last + 1 - len(head), 0))).metadata if size else {}
+            size, start = read_varint(head, 0, len(head))
+            return decode(head + file.read(max(start + size - len(head), 0))).metadata if size else {}
     except (OSError, WireError, MemoryError, OverflowError):
         return {}
 

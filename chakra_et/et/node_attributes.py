@@ -11,22 +11,16 @@ import numpy as np
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings, TensorInfo, ValueKind
 from chakra_et.et.edges import edges_of, rows_of
 
-COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
-
 
 def communicates(trace: ExecutionTrace) -> np.ndarray:
     """bool[N]: collectives, sends and receives."""
-    return np.isin(trace.types, COMMUNICATION)
+    return np.isin(trace.types, (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV))
 
 
 def in_phase(trace: ExecutionTrace, name: bytes) -> np.ndarray:
     """bool[N]: the nodes of a phase."""
-    found = np.zeros(len(trace), bool)
-    column = trace.attributes.get("phase")
-    if column is not None and isinstance(column.values, Strings):
-        named = np.array([text == name for text in column.values.table])
-        found[column.rows] = named[column.values.index]
-    return found
+    table, index = texts(trace, "phase")
+    return np.isin(index, [at for at, text in enumerate(table) if text == name.decode()])
 
 
 def has(trace: ExecutionTrace, name: str) -> np.ndarray:

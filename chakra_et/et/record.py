@@ -63,7 +63,7 @@ def check(
     where, there = run.folder / run.name, dict(run.et_files(SKELETON if contracted else ".et"))
     problems, notes = [], []
     try:
-        report = _read(run.report_file)
+        report = read_json(run.report_file) if run.report_file.exists() else {}
         listed, world = _listed(report | {"files": report["skeletons"]} if contracted else report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problems.append(f"{run.report_file} {reason(error)}")
@@ -118,14 +118,6 @@ def _changed(run: RunFiles, files: Mapping[int, Path], listed: Mapping[int, Any]
 def _checksum(document: Mapping[str, Any]) -> str:
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The report of a conversion, {} without one. Raises ``ValueError`` and others for a damaged one."""
-    report = read_json(path) if path.exists() else {}
-    if not isinstance(report, dict):
-        raise TypeError
-    return report
 
 
 def _listed(report: Mapping[str, Any]) -> tuple[dict[int, tuple[int, str]], int]:

@@ -82,7 +82,7 @@ def joined(parts: Sequence[Cells]) -> Cells:
 
 
 def varints(values: np.ndarray, prefix: bytes = b"") -> Cells:
-    """uint64[K] as varints behind ``prefix``, one per row."""
+    """Integers from 0 on, such as lengths, as varints behind ``prefix``, one per row."""
     values = np.ascontiguousarray(values, np.uint64)
     lengths = np.ones(len(values), np.int64)
     top = int(values.max()) if len(values) else 0
@@ -169,11 +169,6 @@ def assemble(rows: int, parts: Sequence[Part]) -> Cells:
     return Cells(buffer, starts, lengths)
 
 
-def length_delimited(prefix: bytes, lengths: np.ndarray) -> Cells:
-    """``prefix`` and each length as a varint: the head of a length-delimited field (wire type 2)."""
-    return varints(lengths.astype(np.uint64), prefix)
-
-
 def _copy(target: np.ndarray, places: np.ndarray, cells: Cells) -> None:
     """Write row i of ``cells`` at ``target[places[i]:]``.
 
@@ -256,10 +251,10 @@ def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -
     none = np.zeros(0, np.int64)
     steps: list[tuple[np.ndarray, ...]] = [(none, none, none, none, np.zeros(0, np.uint64))]
     while len(active):
-        key, start = _read_varints(data, position)
+        key, start = read_varints(data, position)
         key = key.view(np.int64)
         wire = key & 7
-        value, end = _read_varints(data, start)
+        value, end = read_varints(data, start)
         if (wire != VARINT).any():
             long = wire == LENGTH
             # A hostile length can be any uint64: clip it to one byte more than the message has.
@@ -281,7 +276,7 @@ def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -
     return Fields(*(np.concatenate(column) for column in zip(*steps, strict=True)))
 
 
-def _read_varints(data: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def read_varints(data: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(values uint64, positions after them). A varint over 10 bytes or 64 bits, or beyond the end of the
     data, gets a position far behind the data, where no message ends."""
     first = data.take(position, mode="clip")
@@ -310,12 +305,6 @@ def read_varint(raw: bytes, at: int, stop: int) -> tuple[int, int]:
             return (value, place + 1) if value < 1 << 64 else (0, stop + 1)
         shift += 7
     return 0, stop + 1
-
-
-def varint_prefixed(raw: bytes, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(start, end) of the message after the length at each of ``marks``."""
-    lengths, starts = _read_varints(np.frombuffer(raw, np.uint8), marks)
-    return starts, starts + lengths.astype(np.int64)
 
 
 def decode_varints(

@@ -56,14 +56,19 @@ def check_sizes(trace: ExecutionTrace, groups: Groups, ranks: int) -> Iterator[F
 
 def check_run_for_astra(run: RunFiles, groups: Groups, ranks: int) -> Iterator[Finding]:
     """Findings in the run of ``ranks`` files and in the network.yml beside it, if any."""
-    if not groups:
-        yield Finding("astra-group-file", [], "there is no comm-group file, and ASTRA-sim needs it")
-    if "empty" in run.groups_file.name:
-        yield Finding("astra-group-file", [], "its name has 'empty' in it: ASTRA-sim ignores the group file")
+    yield from (Finding("astra-group-file", [], message) for message in group_file_problems(run.name, groups))
     path = run.folder / "network.yml"
     if path.exists():
         messages = _network(path, groups, ranks)
         yield from (Finding("astra-network", [], f"network.yml: {message}") for message in messages)
+
+
+def group_file_problems(name: str, groups: Groups) -> Iterator[str]:
+    """What keeps ASTRA-sim from reading the groups of set ``name``."""
+    if not groups:
+        yield "no comm-group file, which ASTRA-sim needs: convert the traces again"
+    if "empty" in name:
+        yield "ASTRA-sim ignores a group file whose name has 'empty' in it: rename the set"
 
 
 def _network(path: Path, groups: Groups, ranks: int) -> Iterator[str]:

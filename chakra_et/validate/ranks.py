@@ -124,21 +124,17 @@ def _compare(
     uneven = np.isin(file.collective[here], UNEVEN)
 
     def pair(at: int) -> str:
-        described = _describe(file, int(rows[at]))
+        described = _describe(file, int(rows[at])) if at < both else "missing"
         return (
             f"collective {at + 1} of {group} is {described} here and {_describe(other, int(other_rows[at]))} "
             f"in {other.name}"
         )
 
     if len(rows) != len(other_rows):
+        at = int(np.argmax(np.append(is_other_type | is_other_size & ~uneven, True)))
         counts = f"has {len(rows)} collectives of {group}, {other.name} has {len(other_rows)}"
-        differs = np.flatnonzero(is_other_type | is_other_size & ~uneven)
-        if len(differs):
-            message, where = f"{counts}: {pair(int(differs[0]))}", rows[differs[:1]]
-        else:
-            extra = _describe(other, int(other_rows[both]))
-            message, where = f"{counts}: {extra} there has no counterpart here", rows[both - 1 : both]
-        yield Finding("collective-count", where, message)
+        where = rows[min(at, both - 1) :][:1]
+        yield Finding("collective-count", where, f"{counts}: {pair(at)}")
         return
     for rule, differ in (
         ("collective-type", is_other_type),

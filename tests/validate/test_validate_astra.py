@@ -28,7 +28,7 @@ def test_valid_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("network", "groups", "sentence"),
     [
-        ({}, {}, "astra-group-file: there is no comm-group file"),
+        ({}, {}, "astra-group-file: no comm-group file"),
         ({"npus_count": "[8]"}, GROUPS, "astra-network: network.yml: it has 8 ranks, the set 4"),
         ({"npus_count": "[4.0]"}, GROUPS, "astra-network: network.yml: topology and npus_count must be"),
         ({"topology": "[]"}, GROUPS, "topology and npus_count must be"),
