@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -30,18 +29,9 @@ from chakra_et.traces.device_format import (
     Event,
     OperatorArgs,
 )
-from chakra_et.traces.fields import Number, Strided, as_column, as_number, copies, indices
+from chakra_et.traces.fields import Number, Strided, as_column, as_number, copies, each, indices
 
-# Getters for map, which takes half the time of a comprehension over a million records.
-_name, _category, _pid, _tid = map(attrgetter, ("name", "cat", "pid", "tid"))
-_ts, _dur, _args = map(attrgetter, ("ts", "dur", "args"))
-_OF_ARGS = {
-    name: attrgetter(name)
-    for name in ("rf_id", "external_id", "correlation", "sequence", "forward_thread")
-}  # fmt: skip
-_device, _stream, _original_stream = map(attrgetter, ("device", "stream", "original_stream"))
-_bytes, _graph, _grid, _block = map(attrgetter, ("bytes", "graph_id", "grid", "block"))
-_collective, _group_name, _in_elements = map(attrgetter, ("collective", "group_name", "in_elements"))
+_IDS = ("rf_id", "external_id", "correlation", "sequence", "forward_thread")
 _TEXTS = ("grid", "block", "dims", "types", "concrete", "strides")
 _NO_ARGS = OperatorArgs()
 # Names of c10::DeviceType. AMD's GPUs are "cuda" in PyTorch and "gpu" here, like NVIDIA's.
@@ -76,9 +66,9 @@ class DeviceColumns:
         self.events_in += len(work)
         if len(work) < len(events):
             self._take_marks([event for event in events if event.ph != "X"])
-        codes = list(map(CODE_OF_CATEGORY.get, map(_category, work)))
+        codes = list(map(CODE_OF_CATEGORY.get, each("cat", work)))
         if None in codes:
-            codes = [self._code(*each) for each in zip(codes, work, strict=True)]
+            codes = [self._code(code, event) for code, event in zip(codes, work, strict=True)]
             self._leave_out([event for event, code in zip(work, codes, strict=True) if code is None])
             work = [event for event, code in zip(work, codes, strict=True) if code is not None]
             codes = [code for code in codes if code is not None]
@@ -102,7 +92,7 @@ class DeviceColumns:
         return KERNEL
 
     def _leave_out(self, events: list[Event]) -> None:
-        for category, count in Counter(map(_category, events)).items():
+        for category, count in Counter(each("cat", events)).items():
             if category in NOT_A_NODE:
                 self.findings.add(NOT_A_NODE[category], count)
             else:
@@ -119,20 +109,20 @@ class DeviceColumns:
             self.findings.add("bad-record")
 
     def _take_work(self, work: list[Event], category: np.ndarray) -> None:
-        args: list[Any] = [args or _NO_ARGS for args in map(_args, work)]
+        args: list[Any] = [args or _NO_ARGS for args in each("args", work)]
         absent = np.full(len(work), -1, dtype=np.int64)
         columns = {
-            "start": as_column(list(map(_ts, work)), np.float64),
-            "length": as_column(list(map(_dur, work)), np.float64),
+            "start": as_column(each("ts", work), np.float64),
+            "length": as_column(each("dur", work), np.float64),
             "category": category,
-            "name": indices(list(map(_name, work)), self.names),
-            **{name: as_column(list(map(get, args))) for name, get in _OF_ARGS.items()},
+            "name": indices(each("name", work), self.names),
+            **{name: as_column(each(name, args)) for name in _IDS},
             **{name: absent.copy() for name in ("device", "stream", "bytes", "graph")},
             **{name: absent.astype(np.int32) for name in ("thread", "shape")},
         }
         cpu = np.flatnonzero(category < KERNEL)
         on_cpu = [work[row] for row in cpu.tolist()] if len(cpu) < len(work) else work
-        threads = list(zip(map(_pid, on_cpu), map(_tid, on_cpu), strict=True))
+        threads = list(zip(each("pid", on_cpu), each("tid", on_cpu), strict=True))
         columns["thread"][cpu] = indices(threads, self.threads, tuple)
         gpu = np.flatnonzero(category >= KERNEL)
         if len(gpu):
@@ -141,7 +131,7 @@ class DeviceColumns:
         sparse = self.sparse
         if self.inputs is not None:
             names = ("concrete", "dims", "types", "strides")
-            values, dims, types, strides = (copies(list(map(attrgetter(name), args))) for name in names)
+            values, dims, types, strides = (copies(each(name, args)) for name in names)
             for target, texts in zip(self.inputs, (values, dims, types), strict=True):
                 target += texts
             for row in self.strided.rows(dims, strides):
@@ -157,16 +147,16 @@ class DeviceColumns:
         self, work: list[Event], args: list[Args], columns: dict[str, np.ndarray], gpu: np.ndarray
     ) -> None:
         """Fill the columns of the rows ``gpu``, whose events are ``work``."""
-        devices, streams = list(map(_device, args)), list(map(_original_stream, args))
+        devices, streams = each("device", args), each("original_stream", args)
         if None in devices:
             devices = [_either(number, event.pid) for number, event in zip(devices, work, strict=True)]
-        for get, of in ((_stream, args), (_tid, work)):
+        for others in (each("stream", args), each("tid", work)):
             if None in streams:
-                streams = [_either(number, get(one)) for number, one in zip(streams, of, strict=True)]
+                streams = list(map(_either, streams, others))
         columns["device"][gpu], columns["stream"][gpu] = as_column(devices), as_column(streams)
-        columns["bytes"][gpu] = as_column(list(map(_bytes, args)))
-        columns["graph"][gpu] = as_column(list(map(_graph, args)))
-        recorded = list(zip(copies(list(map(_grid, args))), copies(list(map(_block, args))), strict=True))
+        columns["bytes"][gpu] = as_column(each("bytes", args))
+        columns["graph"][gpu] = as_column(each("graph_id", args))
+        recorded = list(zip(copies(each("grid", args)), copies(each("block", args)), strict=True))
         for texts in [texts for texts in dict.fromkeys(recorded) if texts not in self.shape_of]:
             grid, block = (msgspec.json.decode(text or b"null") for text in texts)
             key = (_triple(grid), _triple(block))
@@ -176,7 +166,7 @@ class DeviceColumns:
 
 def _communicating(args: list[Args]) -> list[int]:
     """The rows with an argument that describes communication."""
-    columns = [list(map(get, args)) for get in (_collective, _group_name, _in_elements)]
+    columns = [each(name, args) for name in ("collective", "group_name", "in_elements")]
     if all(column.count(None) == len(args) for column in columns):
         return []
     return [row for row, values in enumerate(zip(*columns, strict=True)) if values.count(None) < len(columns)]
@@ -242,10 +232,10 @@ def read_memory(
     are left out; totals that are not recorded are counted from the start. Both become findings."""
     if not events:
         return no_memory()
-    args: list[Any] = [event.args for event in events]
-    after = as_column([event.ts for event in events], np.float64) - origin_us
+    args = each("args", events)
+    after = as_column(each("ts", events), np.float64) - origin_us
     names = ("memory_bytes", "allocated", "reserved", "device_type", "device_id")
-    columns = [as_column([getattr(each, name) for each in args], np.float64) for name in names]
+    columns = [as_column(each(name, args), np.float64) for name in names]
     size, allocated, reserved, kind, number = (
         np.where(np.abs(column) < 2**63, column, np.nan) for column in columns
     )

@@ -14,24 +14,18 @@ SYNC_CATEGORY = "cuda_sync"
 CATEGORIES = (*CPU_CATEGORIES, *GPU_CATEGORIES, SYNC_CATEGORY)
 CPU_OP, ANNOTATION, RUNTIME, DRIVER, KERNEL, MEMCPY, MEMSET, SYNC = range(len(CATEGORIES))
 # Names for the above in traces of older writers and other vendors.
-CATEGORY_ALIASES = {
-    "Operator": "cpu_op",
-    "cpu_instant_event": "cpu_op",
-    "Runtime": "cuda_runtime",
-    "hip_runtime": "cuda_runtime",
-    "xpu_runtime": "cuda_runtime",
-    "mtia_runtime": "cuda_runtime",
-    "privateuse1_runtime": "cuda_runtime",
-    "privateuse1_driver": "cuda_driver",
-    "xpu_driver": "cuda_driver",
-    "Kernel": "kernel",
-    "concurrent_kernel": "kernel",
-    "mtia_ccp_events": "kernel",
-    "Memcpy": "gpu_memcpy",
-    "Memset": "gpu_memset",
+_ALIASES = {
+    "cpu_op": "Operator cpu_instant_event",
+    "cuda_runtime": "Runtime hip_runtime xpu_runtime mtia_runtime privateuse1_runtime",
+    "cuda_driver": "privateuse1_driver xpu_driver",
+    "kernel": "Kernel concurrent_kernel mtia_ccp_events",
+    "gpu_memcpy": "Memcpy",
+    "gpu_memset": "Memset",
 }
 CODE_OF_CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
-CODE_OF_CATEGORY |= {alias: CODE_OF_CATEGORY[name] for alias, name in CATEGORY_ALIASES.items()}
+CODE_OF_CATEGORY |= {
+    alias: CODE_OF_CATEGORY[name] for name, aliases in _ALIASES.items() for alias in aliases.split()
+}
 # Category → the loss as which its events are counted (an id of ``findings.TABLE``), as they become no node.
 NOT_A_NODE = {
     "Trace": "profiler-span",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +20,19 @@ from chakra_et.et import wire
 from chakra_et.et.wire import Cells
 from chakra_et.files import path_of
 from chakra_et.findings import Findings
-from chakra_et.traces.fields import STRIDES, Number, Strided, add_repairs, as_column, copies, indices
+from chakra_et.traces.fields import STRIDES, Number, Strided, add_repairs, as_column, copies, each, indices
 from chakra_et.traces.records import MAX_BYTES, read_records
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_tid": 0}
 # Attributes of record_param_comms that describe its collective, from PyTorch 2.2.
-COMMUNICATION = frozenset(
-    (
-        "collective_name",
-        "dtype",
-        "in_msg_nelems",
-        "out_msg_nelems",
-        "in_split_size",
-        "out_split_size",
-        "global_rank_start",
-        "global_rank_stride",
-        "pg_name",
-        "pg_desc",
-        "pg_size",
-    )
+COMMUNICATION = re.compile(
+    "collective_name|dtype|(in|out)_(msg_nelems|split_size)|global_rank_(start|stride)|pg_(name|desc|size)"
 )
 # Text attributes about the operator's kernel, empty for nearly all operators.
 TEXT = frozenset(("kernel_backend", "kernel_file", "tensor_range"))
-STRUCTURE = (
-    "[pytorch|profiler|execution_trace|process]",
-    "[pytorch|profiler|execution_trace|thread]",
-    "[pytorch|profiler|execution_graph|process]",
-    "[pytorch|profiler|execution_graph|thread]",
+STRUCTURE = tuple(
+    f"[pytorch|profiler|execution_{of}|{what}]" for of in ("trace", "graph") for what in ("process", "thread")
 )
 GROUP_RECORD = "## process_group:init ##"
 TENSOR = re.compile(rb'\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*"[^"]*"\s*\]')
@@ -65,12 +49,6 @@ class Values(msgspec.Struct, gc=False):
 class Attr(msgspec.Struct, gc=False):
     name: str
     value: Any = None
-
-
-# Getters for map, which takes half the time of a comprehension over a million records.
-_values, _shapes, _types = attrgetter("values"), attrgetter("shapes"), attrgetter("types")
-_strides = attrgetter("strides")
-_name, _attrs = attrgetter("name"), attrgetter("attrs")
 
 
 class HostRecord(msgspec.Struct, gc=False):
@@ -179,11 +157,11 @@ class _Columns:
         if not nodes:
             return
         flat = isinstance(nodes[0], FlatNode)
-        self._add("name", indices(list(map(_name, nodes)), self.names))
+        self._add("name", indices(each("name", nodes), self.names))
         if flat:
             for column in NUMERIC:
-                self._add(column, as_column([getattr(node, column) for node in nodes]))
-            schema = indices([node.op_schema for node in nodes], self.schemas)
+                self._add(column, as_column(each(column, nodes)))
+            schema = indices(each("op_schema", nodes), self.schemas)
             nodes_in = [Values(n.inputs, n.input_shapes, n.input_types) for n in nodes]
             nodes_out = [Values(n.outputs, n.output_shapes, n.output_types) for n in nodes]
         else:
@@ -204,14 +182,14 @@ class _Columns:
         """Split the attributes of the nodes into columns; returns the indices of their operator schemas."""
         columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(nodes) for name in NUMERIC}
         columns["op_schema"] = [""] * len(nodes)
-        for at, attrs in enumerate(map(_attrs, nodes)):
+        for at, attrs in enumerate(each("attrs", nodes)):
             for attr in attrs or ():
                 name = attr.name
                 if name in columns:
                     columns[name][at] = attr.value
                 elif not attr.value:
                     pass
-                elif name in COMMUNICATION:
+                elif COMMUNICATION.fullmatch(name):
                     self.communication.setdefault(self.rows + at, {})[name] = attr.value
                 elif name in TEXT:
                     self.texts.setdefault(self.rows + at, {})[name] = str(attr.value)
@@ -224,15 +202,15 @@ class _Columns:
 
     def _take_values(self, side: str, values: list[Cells], sources: list[Values]) -> list[bytes]:
         """Collect one side's arguments; returns their shapes, as JSON texts."""
-        values.append(wire.byte_strings(list(map(_values, sources))))
-        shapes, types = (copies(list(map(get, sources))) for get in (_shapes, _types))
+        values.append(wire.byte_strings(each("values", sources)))
+        shapes, types = (copies(each(name, sources)) for name in ("shapes", "types"))
         for name, texts in (("shapes", shapes), ("types", types)):
             self._add(f"{side} {name}", indices(texts, self.texts_known, bytes))
         return shapes
 
     def _take_strides(self, shapes: list[bytes], sources: list[Values]) -> None:
         """Keep those of operators with a tensor that isn't contiguous. Schemas before 1.1.1 have none."""
-        strides = copies(list(map(_strides, sources)))
+        strides = copies(each("strides", sources))
         for at in self.strided.rows(shapes, strides):
             self.texts.setdefault(self.rows + at, {})[STRIDES] = strides[at].decode("utf-8", "replace")
 

@@ -27,14 +27,9 @@ WAIT_OPERATOR = re.compile(r"(^|::|\.)wait(_tensor)?$")
 """Operators that only wait, however late the thread resumes."""
 
 # Of other collectives a rank may wait and not use the data.
-_RESULT_FOR_ALL = frozenset(
-    (
-        CollectiveType.ALL_REDUCE,
-        CollectiveType.ALL_GATHER,
-        CollectiveType.REDUCE_SCATTER,
-        CollectiveType.ALL_TO_ALL,
-    )
-)
+_RESULT_FOR_ALL = [
+    CollectiveType[name] for name in ("ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL")
+]
 
 
 def find(rank: LinkedRank, found: Dependencies) -> None:
