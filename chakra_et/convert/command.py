@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from chakra_et import cli, files
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankResult, is_cut
-from chakra_et.convert.runs import RunOptions, SetResult, convert_sets, default_workers, is_converted
+from chakra_et.convert.runs import RunOptions, SetResult, convert_sets, default_workers
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.findings import sentence
@@ -146,14 +146,14 @@ class ConvertConfig:
         return sets
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
+def main(argv: Sequence[str] | None = None, keep: bool = False) -> int:
+    """Run the command and return its exit status. ``keep``: keep valid files of an earlier conversion."""
 
     def work() -> int:
         about = "Convert host and device traces to Chakra execution traces."
         config = cli.parse(ConvertConfig, argv, description=about)
         records = [path for path in config.paths() if is_record(path)]
-        return _records(records, config) if records else show(convert(config, config.sets()), config)
+        return _records(records, config) if records else show(convert(config, config.sets(), keep), config)
 
     return command(work)
 
@@ -170,24 +170,6 @@ def _records(paths: list[Path], config: ConvertConfig) -> int:
         print(f"warning: {run.folder / run.name}: {printable(note)}", file=sys.stderr)
     print(f"{len(run.et_files())} files written to {printable(str(run.folder))}: communication only.")
     return 0
-
-
-def main_remaining(argv: Sequence[str] | None = None) -> int:
-    """Convert only runs that are not converted yet or whose last conversion failed."""
-
-    def work() -> int:
-        about = "Convert runs that are not converted yet or whose conversion failed."
-        config = cli.parse(ConvertConfig, argv, description=about)
-        sets = config.sets()
-        options, run = config.pair_options(), config.run_options(keep=True)
-        remaining = [traces for traces in sets if not is_converted(traces, options, run)]
-        for folder in {traces.folder for traces in sets}:
-            files.remove_abandoned(folder)
-        if not config.json:
-            print(f"{len(sets) - len(remaining)} of {len(sets)} runs are already converted.")
-        return show(convert(config, remaining, keep=True), config)
-
-    return command(work)
 
 
 def convert(config: ConvertConfig, sets: list[TraceSet], keep: bool = False) -> list[SetResult]:

@@ -81,7 +81,7 @@ def convert_rank(job: RankJob) -> RankResult:
 
     Raises ``TraceError``.
     """
-    if job.keep and (kept := _read_back(job)):
+    if job.keep and job.engine == "native" and (kept := _read_back(job)):
         files.link(job.output, job.written)
         return kept
     if job.engine == "mlcommons":

@@ -260,25 +260,3 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
 def default_workers() -> int:
     """One per core that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> bool:
-    """Whether every rank's file is there, newer than its traces and made with these options, and the last
-    report has no error."""
-    try:
-        report = files.read_json(traces.report_file)
-        bad = report["problems"] or any(
-            "error" in rank or rank.get("problems") for rank in report["ranks"].values()
-        )
-        same = (report["engine"], report["options"]) == (run.engine, options_text(_options(traces, options)))
-        fresh = report["complete"] and all(
-            traces.et_file(rank).stat().st_mtime_ns >= max(path.stat().st_mtime_ns for path in pair.files)
-            for rank, pair in traces.pairs.items()
-        )
-        record.check(traces, dict(traces.et_files()))
-        if 0 in traces.pairs:
-            record.check(traces, {0: traces.first_et_file}, alone=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return False
-    same_ranks = set(report["ranks"]) == {str(rank) for rank in traces.pairs} and not traces.problems
-    return not bad and same and fresh and same_ranks

@@ -114,12 +114,15 @@ def test_bad_pair_does_not_stop_the_others(folder: Path) -> None:
 
 def test_remaining_converts_only_what_is_missing_or_older_than_its_traces(folder: Path) -> None:
     assert run("convert_to_et.py", "--dir", folder).returncode == 0
-    assert "2 of 2 runs are already converted" in run("convert_remaining.py", "--dir", folder).stdout
+    first = {path: path.stat().st_ino for path in folder.glob("*.et")}
+    assert "0 files written" in run("convert_remaining.py", "--dir", folder).stdout
+    assert {path: path.stat().st_ino for path in folder.glob("*.et")} == first
     (folder / "tiny_2gpu.1.et").unlink()
     done = run("convert_remaining.py", "--dir", folder)
-    assert done.returncode == 0 and "1 of 2" in done.stdout and "tiny_2gpu.1.et" in written(folder)
+    assert done.returncode == 0 and "1 files written" in done.stdout and "tiny_2gpu.1.et" in written(folder)
+    assert "2 kept" in done.stdout
     os.utime(folder / "tiny_1gpu_host.json", (time.time() + 5, time.time() + 5))
-    assert "1 of 2" in run("convert_remaining.py", "--dir", folder).stdout
+    assert "2 kept" in run("convert_remaining.py", "--dir", folder).stdout
 
 
 def test_files_of_ranks_that_the_run_no_longer_has_are_removed(folder: Path) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from chakra_et.convert import rank as convert_rank
-from chakra_et.convert import runs as convert_sets
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import RankJob
-from chakra_et.convert.runs import RunOptions
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.files import MOST_BYTES
@@ -124,14 +122,3 @@ def test_any_other_file_is_converted_again(job: RankJob, change: str) -> None:
         del trace.metadata["trace_bytes"]
         et_file.write(job.output, trace)
     assert not convert_rank.convert_rank(job).kept
-
-
-def test_a_run_is_converted_only_if_all_of_it_is(tmp_path: Path, job: RankJob) -> None:
-    (traces,) = trace_sets.find(tmp_path)
-    run = RunOptions(workers=0, keep=True)
-    assert not convert_sets.is_converted(traces, PairOptions(), run)
-    convert_sets.convert_sets([traces], PairOptions(), run)
-    assert convert_sets.is_converted(traces, PairOptions(), run)
-    assert not convert_sets.is_converted(traces, PairOptions(timestamps=False), run)
-    traces.report_file.write_text("[]")
-    assert not convert_sets.is_converted(traces, PairOptions(), run)
