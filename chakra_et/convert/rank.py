@@ -113,8 +113,16 @@ def options_text(options: PairOptions) -> str:
 
 
 def _trace_bytes(pair: Pair) -> str:
-    """The sizes of the traces, by which other ones of the same age are told apart."""
-    return " ".join(str(path.stat().st_size) for path in pair.files)
+    """Uncompressed sizes of the traces modulo 2**32, the same for a trace and its gzip (RFC 1952, ISIZE)."""
+    sizes = []
+    for path in pair.files:
+        size = path.stat().st_size
+        if path.suffix == ".gz" and size >= 4:
+            with path.open("rb") as file:
+                file.seek(-4, os.SEEK_END)
+                size = int.from_bytes(file.read(4), "little")
+        sizes.append(str(size % 2**32))
+    return " ".join(sizes)
 
 
 def _convert(job: RankJob, stack: contextlib.ExitStack) -> Converted:
