@@ -25,7 +25,7 @@ from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import sentence
-from chakra_et.names import SIDES, Side
+from chakra_et.names import Side
 from chakra_et.traces.records import open_trace
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
@@ -127,30 +127,25 @@ def _trace_bytes(pair: Pair) -> str:
 
 def _convert(job: RankJob, stack: contextlib.ExitStack) -> Converted:
     """Convert the pair; unreadable traces are repaired first, in scratch folders that ``stack`` removes."""
-    pair = job.pair
+    pair, original = job.pair, dict[str, Path]()  # copy → what it is of
     while True:
         try:
             return convert_pair(pair, job.options)
         except TraceError as error:
-            side: Side = (
-                "host" if isinstance(error, UnreadableTrace) and error.path == pair.host else "device"
-            )
-            if not isinstance(error, UnreadableTrace) or getattr(pair, side) != getattr(job.pair, side):
-                # With the names of the original files instead of the copies'.
+            path = error.path if isinstance(error, UnreadableTrace) else None
+            if path is None or str(path) in original:
                 text = str(error)
-                for each in SIDES:
-                    used, original = getattr(pair, each), getattr(job.pair, each)
-                    if used != original:
-                        text = text.replace(str(used), f"{original} (repaired)")
+                for copy, of in original.items():
+                    text = text.replace(copy, f"{of} (repaired)")
                 raise TraceError(text) from None
             from chakra_et.repair import file as repair
 
-            copy = stack.enter_context(files.scratch_folder(job.written)) / f"{side}.json"
-            report = repair.repair_file(getattr(job.pair, side), output=copy, max_bytes=job.options.max_bytes)
-            if not report.changed:
+            side: Side = "host" if path == pair.host else "device"
+            repaired = stack.enter_context(files.scratch_folder(job.written)) / f"{side}.json"
+            if not repair.repair_file(path, output=repaired, max_bytes=job.options.max_bytes).changed:
                 raise
-            host, device = (copy, pair.device) if side == "host" else (pair.host, copy)
-            pair = dataclasses.replace(pair, host=host, device=device)
+            original[str(repaired)] = path
+            pair = dataclasses.replace(pair, **{side: repaired})
 
 
 def _errors(trace: ExecutionTrace, groups: dict[str, list[int]] | None, job: RankJob) -> list[str]:

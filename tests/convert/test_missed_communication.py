@@ -17,7 +17,17 @@ from chakra_et.cost.operator_work import operator_work
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.traces.sets import Pair
-from tests.generator.hand_made import annotation, call, event, kernel, op, write_kineto
+from tests.generator.hand_made import (
+    annotation,
+    call,
+    event,
+    kernel,
+    node,
+    op,
+    write_device,
+    write_host,
+    write_kineto,
+)
 
 KINDS = CollectiveType
 
@@ -129,6 +139,16 @@ def test_a_group_of_one_rank_launches_no_kernel(known_by: str, tmp_path: Path) -
     converted = convert(tmp_path, events, 1 if known_by == "world" else 8)
     assert "missing-communication" not in converted.report.warnings
     assert truncation(Pair(0, None, tmp_path / "one.json"), converted.report) == []
+
+
+def test_a_group_of_one_rank_by_its_host_trace_launches_no_kernel(tmp_path: Path) -> None:
+    events = [op("record_param_comms", 0, 30, 3), annotation("nccl:all_reduce", 5, 20, 4)]
+    events += [call("cudaLaunchKernel", 40, 5, 1), kernel("gemm", 50, 60, 1)]
+    device = write_device(tmp_path, events, distributedInfo={"rank": 0, "world_size": 8})
+    for size, missing in ((1, 0), (2, 1)):
+        host = write_host(tmp_path, [node("record_param_comms", 3, pg_name="7", pg_size=size)])
+        report = convert_pair(Pair(0, host, device)).report
+        assert report.warnings.get("missing-communication", 0) == missing
 
 
 def test_missing_sizes_get_one_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,11 +139,15 @@ class Around:
     def _host_row(self, row: int) -> int:
         return int(self.linked.host_row[row]) if row >= 0 else -1
 
+    def _text(self, row: int, which: int) -> bytes:
+        """The operator's values (0), shapes (1) or types (2), as JSON."""
+        host_row = self._host_row(row)
+        return self.host.inputs[which][host_row] if host_row >= 0 else b"[]"
+
     def values(self, row: int) -> list[Any]:
         """The operator's arguments. Kineto writes scalars as JSON in strings, which are decoded."""
-        host_row = self._host_row(row)
         try:
-            values = msgspec.json.decode(self.host.inputs[0][host_row]) if host_row >= 0 else []
+            values = msgspec.json.decode(self._text(row, 0))
         except (msgspec.DecodeError, ValueError, RecursionError):
             return []
         if not isinstance(values, list):
@@ -152,23 +156,18 @@ class Around:
 
     def tensors(self, row: int) -> list[tuple[int, int]]:
         """(bytes, storage or -1) of each tensor among the operator's arguments."""
-        host_row = self._host_row(row)
-        if host_row < 0:
-            return []
         if self.host.recorded:
-            return _sizes(self.host.inputs[0][host_row])
-        shapes, types = self.host.inputs[1][host_row], self.host.inputs[2][host_row]
-        return [(size, -1) for size in shape_bytes(shapes, types)]
+            return _sizes(self._text(row, 0))
+        return [(size, -1) for size in shape_bytes(self._text(row, 1), self._text(row, 2))]
 
     def given(self, row: int) -> list[tuple[int, int]]:
         """As ``tensors``, for what a ``c10d`` operator sends: the last of its lists of tensors, as a list of
         outputs comes before that of inputs."""
-        host_row = self._host_row(row)
-        if host_row < 0 or not self.host.recorded:
+        if not self.host.recorded:
             return self.tensors(row)
         found: list[tuple[int, int]] = []
         with contextlib.suppress(msgspec.DecodeError):
-            for argument in msgspec.json.decode(self.host.inputs[0][host_row], type=list[msgspec.Raw]):
+            for argument in msgspec.json.decode(self._text(row, 0), type=list[msgspec.Raw]):
                 if not bytes(argument).lstrip().startswith(b"["):
                     break  # the process group, and options that may have tensors
                 found = _sizes(bytes(argument)) or found
@@ -186,8 +185,7 @@ class Around:
 
     def dtype(self, row: int) -> str:
         """The element type of the operator's first tensor, "" if it has none."""
-        host_row = self._host_row(row)
-        match = re.search(rb"Tensor\(([^)\[,]*)", self.host.inputs[2][host_row]) if host_row >= 0 else None
+        match = re.search(rb"Tensor\(([^)\[,]*)", self._text(row, 2))
         return match.group(1).decode("utf-8", "replace") if match else ""
 
 

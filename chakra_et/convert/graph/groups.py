@@ -65,8 +65,7 @@ class Groups:
         of_tid = {}
         self.rank = int(as_number(device.distributed.get("rank"), -1))
         for record in manifest:
-            threads = record.get("threads")
-            tids = threads.get(self.rank) if isinstance(threads, dict) else None
+            tids = record["threads"].get(self.rank)
             for tid in tids if isinstance(tids, list) else ():
                 if isinstance(tid, int):
                     of_tid[tid] = self.declared[str(record["pg_name"])]

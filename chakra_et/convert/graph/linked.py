@@ -320,7 +320,7 @@ def _is_alone(rank: LinkedRank, row: int) -> bool:
     while row >= 0:
         args = rank.device.communication.get(row)
         attributes = rank.host.communication.get(int(rank.link.host_row[row]), {})
-        size = as_number(attributes.get("group_size") if args is None else args.group_size)
+        size = as_number(attributes.get("pg_size") if args is None else args.group_size)
         group = rank.communication.groups.get(str((args and args.group_name) or attributes.get("pg_name")))
         if size == 1 or (group is not None and len(group.ranks) == 1):
             return True
