@@ -167,27 +167,23 @@ def _rank(statement: Statement, first_rank: int | None) -> int | None:
 
 
 def _give_to_ranks(by_rank: dict[int | None, list[Finding]]) -> None:
-    """Tracebacks and crashes without a rank belong to the rank that torchrun saw fail first by itself."""
-    loose, named = by_rank.pop(None, []), [rank for rank in by_rank if rank is not None]
+    """Tracebacks and crashes without a rank belong to the rank that torchrun saw fail first by itself; so do
+    other messages where the log has nothing else of that rank.
+    """
     ends = [
         (statement.when or datetime.max, rank)
-        for rank in named
-        for statement, cause in by_rank[rank]
-        if statement.kind == "end" and cause.weight != PEER
+        for rank, group in by_rank.items()
+        for statement, cause in group
+        if rank is not None and statement.kind == "end" and cause.weight != PEER
     ]
-    kinds: tuple[str, ...] = ()
     if ends:
         _, rank = min(ends)
-        kinds = ("exception", "death")
-        if all(statement.kind == "end" for statement, _ in by_rank[rank]):
-            # Nothing else in the log has its rank.
-            kinds += ("tool", "record")
-    elif len(named) == 1:
-        # torchrun's message has a local rank only: there is just one that it can mean.
-        (rank,), kinds = named, ("end",)
-    for statement, cause in loose:
-        its = statement.kind in kinds and not statement.name.endswith(LAUNCHERS)
-        by_rank.setdefault(rank if its else None, []).append((statement, cause))
+        bare = all(statement.kind == "end" for statement, _ in by_rank[rank])
+        kinds = ("exception", "death", "tool", "record") if bare else ("exception", "death")
+        loose = by_rank.pop(None, [])
+        for finding in loose:
+            its = finding[0].kind in kinds and not finding[0].name.endswith(LAUNCHERS)
+            by_rank.setdefault(rank if its else None, []).append(finding)
 
 
 def _failure(log: Log, rank: int | None, group: list[Finding]) -> Failure:

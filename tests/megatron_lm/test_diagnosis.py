@@ -33,7 +33,7 @@ def expected(name: str) -> list[str]:
 
 
 def diagnosis(log: Path) -> list[str]:
-    failure = failures.first([Log("n1", log)], {})
+    failure = failures.first([Log("n1", log, 0)], {})
     if failure is None:
         return ["none"]
     raw = log.read_text()
@@ -52,7 +52,7 @@ def test_colours_line_ends_and_earlier_attempts_change_nothing(tmp_path: Path) -
         text = (ERRORS / f"{name}.err").read_text()
         for form in ("\x1b[31m{}\x1b[0m\n", "{}\r\n"):
             log.write_bytes("".join(form.format(line) for line in text.splitlines()).encode())
-            failure = failures.first([Log("n1", log)], {})
+            failure = failures.first([Log("n1", log, 0)], {})
             assert failure and [failure.where, failure.sentence] == expected(name), (name, form)
         log.write_text(f"{text}\nattempt 1 on n1 at 2026-11-22T03:00:00+0000\nall is well\n")
         assert failures.of_log(Log("n1", log)) == [], name
