@@ -25,7 +25,7 @@ from fasop.inputs.models import Model
 from fasop.output import frameworks
 from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule.events import chunk_layers
-from megatron_lm.errors import SettingsError
+from megatron_lm.errors import RunError
 from megatron_lm.settings import conf
 
 # MODEL of megatron_lm for models of these sizes (hidden, layers); its names for others of the same kind.
@@ -81,7 +81,7 @@ def settings(plan: Plan) -> dict[str, str]:
     try:
         # What a launch would refuse, before it is written.
         conf.from_environment({conf.PREFIX + name: value for name, value in found.items()})
-    except SettingsError as error:
+    except RunError as error:
         raise PlanError(f"the plan can't be exported: megatron_lm refuses {error}") from None
     return found
 

@@ -118,7 +118,7 @@ def find_all(ids: tuple[str, ...], folder: Path) -> list[Run]:
 
 
 def submitted(run: Run) -> dict[str, str]:
-    """The settings that the run was submitted with; empty if they were not kept. Raises ``SettingsError``."""
+    """The settings that the run was submitted with; empty if they were not kept. Raises ``RunError``."""
     path = run.log_dir / run.jobs[0] / SETTINGS
     return conf.read_file(path) if path.is_file() else {}
 

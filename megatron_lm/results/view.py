@@ -19,7 +19,7 @@ from chakra_et.cost import gpus as gpu_table
 from chakra_et.drawing.charts import line_chart
 from chakra_et.report.page import TextTable
 from megatron_lm.diagnosis import failures
-from megatron_lm.errors import SettingsError
+from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.records import Gpu, Iteration
 from megatron_lm.logs.runs import Node, Run
@@ -107,7 +107,7 @@ def figures(
         ("median iteration" + (" without the first" if found[1:] else ""), f"{seconds:.4f} s"),
         ("throughput", f"{batch / seconds:.2f} samples/s"),
     ]
-    with contextlib.suppress(SettingsError, KeyError, ValueError):  # of a run of another version
+    with contextlib.suppress(RunError, KeyError, ValueError):  # of a run of another version
         named = ("MODEL", *(settings.keys() & SIZE_SETTINGS))
         size, ranks = (
             read_settings({PREFIX + name: settings[name] for name in named}).size,

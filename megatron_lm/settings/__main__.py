@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from megatron_lm.errors import SettingsError
+from megatron_lm.errors import RunError
 from megatron_lm.settings import conf
 
 
@@ -20,7 +20,7 @@ def main() -> int:
         words = os.environ.get("UNPREFIXED", "").split()
         conf.refuse_misplaced(dict(word.split("=", 1) for word in words if "=" in word))
         settings = conf.from_environment(os.environ)
-    except SettingsError as error:
+    except RunError as error:
         print(f"_00_conf.sh: {error}", file=sys.stderr)
         return 2
     print(conf.write_lines(conf.derived(settings)), end="")

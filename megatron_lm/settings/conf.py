@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.files import read_bytes
-from megatron_lm.errors import SettingsError
+from megatron_lm.errors import RunError
 from megatron_lm.settings.check import check
 from megatron_lm.settings.values import NAMES, SIZE_SETTINGS, Settings
 
@@ -36,14 +36,14 @@ ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Read and check the settings. Raises ``SettingsError`` with the setting at fault and what would fit."""
+    """Read and check the settings. Raises ``RunError`` with the setting at fault and what would fit."""
     settings = read_settings(environment)
     check(settings)
     return settings
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Read the settings without checking that they fit together. Raises ``SettingsError``."""
+    """Read the settings without checking that they fit together. Raises ``RunError``."""
     values: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(Settings).items():
         text = environment.get(PREFIX + name.upper())
@@ -63,7 +63,7 @@ def derived(settings: Settings) -> dict[str, str]:
 
 
 def prefixed(environment: Mapping[str, str]) -> dict[str, str]:
-    """NAME → value of the settings in the environment. Raises ``SettingsError`` for a misspelt name."""
+    """NAME → value of the settings in the environment. Raises ``RunError`` for a misspelt name."""
     found = {}
     for variable, value in environment.items():
         name = variable.removeprefix(PREFIX)
@@ -72,15 +72,15 @@ def prefixed(environment: Mapping[str, str]) -> dict[str, str]:
         if name in NAMES:
             found[name] = value
         elif near := difflib.get_close_matches(name, NAMES, 1, 0.85):
-            raise SettingsError(f"{variable}: there is no such setting; the nearest is {PREFIX}{near[0]}.")
+            raise RunError(f"{variable}: there is no such setting; the nearest is {PREFIX}{near[0]}.")
     return found
 
 
 def refuse_misplaced(environment: Mapping[str, str]) -> None:
-    """Raise ``SettingsError`` for a setting without its prefix that can only be meant for these scripts."""
+    """Raise ``RunError`` for a setting without its prefix that can only be meant for these scripts."""
     for name in UNMISTAKABLE:
         if name in environment and PREFIX + name not in environment:
-            raise SettingsError(
+            raise RunError(
                 f"{name}={environment[name]} in the environment: settings are read from {PREFIX}{name} only; "
                 f"set that, or give {name}={environment[name]} to _03_submit.sh as an argument."
             )
@@ -88,13 +88,13 @@ def refuse_misplaced(environment: Mapping[str, str]) -> None:
 
 def read_file(path: str | Path) -> dict[str, str]:
     """NAME → value of lines ``NAME=VALUE``, with quotes, ``export`` and comments as in a shell; nothing is
-    executed. Raises ``SettingsError``.
+    executed. Raises ``RunError``.
     """
     try:
         text = read_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not text"
-        raise SettingsError(f"{path}: can't be read: {reason}.") from None
+        raise RunError(f"{path}: can't be read: {reason}.") from None
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -105,11 +105,11 @@ def read_file(path: str | Path) -> dict[str, str]:
         except ValueError:
             match = None
         if not match or len(words) > 1 or re.search(r"[$`]", match[2].partition("'")[0]):
-            raise SettingsError(f"{path}, line {number}: give one setting as NAME=VALUE.")
+            raise RunError(f"{path}, line {number}: give one setting as NAME=VALUE.")
         found[match[1]] = words[0] if words else ""
     unknown = [name for name in found if name not in NAMES]
     if unknown:
-        raise SettingsError(
+        raise RunError(
             f"{path}: no setting is called {', '.join(unknown)}; megatron_lm/_00_conf.sh lists the settings."
         )
     return found
@@ -121,10 +121,10 @@ def write_lines(values: Mapping[str, str]) -> str:
 
 
 def parse_word(word: str) -> tuple[str, str]:
-    """A word NAME=VALUE of a command line. Raises ``SettingsError``."""
+    """A word NAME=VALUE of a command line. Raises ``RunError``."""
     name, equals, value = word.partition("=")
     if not equals or name not in NAMES:
-        raise SettingsError(f"'{word}': give settings as NAME=VALUE, with a name of megatron_lm/_00_conf.sh.")
+        raise RunError(f"'{word}': give settings as NAME=VALUE, with a name of megatron_lm/_00_conf.sh.")
     return name, value
 
 
@@ -139,7 +139,7 @@ def from_caller(values: Mapping[str, str], folder: Path) -> dict[str, str]:
 def complete(overrides: Mapping[str, str]) -> dict[str, str]:
     """Every setting of a run: ``overrides`` in place of the defaults, checked, with absolute paths.
 
-    Raises ``SettingsError``.
+    Raises ``RunError``.
     """
     outside = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     environment = outside | {PREFIX + name: value for name, value in overrides.items()}
@@ -148,7 +148,7 @@ def complete(overrides: Mapping[str, str]) -> dict[str, str]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["_00_conf.sh: ended without a message."]
-        raise SettingsError(lines[-1].removeprefix("_00_conf.sh: "))
+        raise RunError(lines[-1].removeprefix("_00_conf.sh: "))
     pairs = (entry.partition("=") for entry in done.stdout.split("\0"))
     values = {name.removeprefix(PREFIX): value for name, _, value in pairs if name.startswith(PREFIX)}
     return from_caller({name: values[name] for name in NAMES}, FOLDER)
@@ -170,12 +170,12 @@ def _read(name: str, text: str, kind: Any) -> Any:
         return None
     kind = options[0] if options else kind
     if kind is int and not re.fullmatch(r"0|[1-9][0-9]{0,17}", text):
-        raise SettingsError(f"{name}={text}: give a whole number without leading zeros.")
+        raise RunError(f"{name}={text}: give a whole number without leading zeros.")
     if kind is bool and text not in ("true", "false"):
-        raise SettingsError(f"{name}={text}: give true or false.")
+        raise RunError(f"{name}={text}: give true or false.")
     if kind is str and not text.isprintable():
-        raise SettingsError(f"{name}: has a line break or another control character; give one line of text.")
+        raise RunError(f"{name}: has a line break or another control character; give one line of text.")
     try:
         return text == "true" if kind is bool else kind(text)
     except ValueError:
-        raise SettingsError(f"{name}={text}: give a number.") from None
+        raise RunError(f"{name}={text}: give a number.") from None

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 
-from megatron_lm.errors import RunError, SettingsError
+from megatron_lm.errors import RunError
 from megatron_lm.logs import BATCH_OUTPUT
 from megatron_lm.settings import PREFIX
 from megatron_lm.settings.conf import FOLDER
@@ -33,12 +33,12 @@ FIXED = {
 
 def scripts(values: Mapping[str, str], het: bool, given: str) -> list[str]:
     """The batch scripts of a run, of which the second starts once the first has started; ``given``: options
-    of the command line. Raises ``SettingsError``.
+    of the command line. Raises ``RunError``.
     """
     names = [name for name in values["NODELIST"].split(",") if name]
     count, first = int(values["NNODES"]), int(values["MASTER_NNODES"])
     if names and (len(names) != count or len(set(names)) != count):
-        raise SettingsError(
+        raise RunError(
             f"NODELIST={values['NODELIST']}: names {len(set(names))} different nodes, NNODES is {count}; "
             "name each node once, separated by commas."
         )
@@ -62,7 +62,7 @@ def _header(
 ) -> list[str]:
     """The ``#SBATCH`` lines of a request for nodes of one kind, whose settings begin with ``part``.
 
-    Raises ``SettingsError`` for an option that contradicts the settings in what the launch depends on.
+    Raises ``RunError`` for an option that contradicts the settings in what the launch depends on.
     """
     model = values["MODEL"]
     asked = {
@@ -84,7 +84,7 @@ def _header(
     for text in own:
         for options, decides in FIXED.items():
             if match := re.search(rf"(?:^|\s)((?:{options})\S*)", text):
-                raise SettingsError(f"{match[1]} can't be given to sbatch: {decides} decides it.")
+                raise RunError(f"{match[1]} can't be given to sbatch: {decides} decides it.")
     lines = [f"{name}={shlex.quote(value)}" for name, value in asked.items() if value]
     return [f"#SBATCH {text}" for text in [*lines, *own] if text]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from chakra_et import cli, files
 from megatron_lm import checkpoints, datasets
-from megatron_lm.errors import RunError, SettingsError
+from megatron_lm.errors import RunError
 from megatron_lm.logs import JOBS, LOCAL, SETTINGS
 from megatron_lm.settings import PREFIX, conf
 from megatron_lm.slurm import batch
@@ -53,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     given = shlex.join(words[at + 1 :])
     if config.local and given:
-        raise SettingsError("--local: options of sbatch have no effect without Slurm; leave them out.")
+        raise RunError("--local: options of sbatch have no effect without Slurm; leave them out.")
     values = settings_of(config)
     if config.het and values["HOMOGENEOUS_CLUSTER"] == "true":
-        raise SettingsError("--het: is for a heterogeneous cluster; set HOMOGENEOUS_CLUSTER=false.")
+        raise RunError("--het: is for a heterogeneous cluster; set HOMOGENEOUS_CLUSTER=false.")
     check_files(values)
     if config.local:
         return run_here(values, config.dry_run)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def settings_of(config: SubmitConfig) -> dict[str, str]:
-    """The complete settings of the run. Raises ``SettingsError``."""
+    """The complete settings of the run. Raises ``RunError``."""
     conf.refuse_misplaced(os.environ)
     given = conf.read_file(config.settings) if config.settings else {}
     given |= dict(map(conf.parse_word, config.words))
@@ -131,25 +131,23 @@ def resumed(job: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_files(values: Mapping[str, str]) -> None:
-    """Raise ``SettingsError`` if a dataset, checkpoint or container image that the settings name is missing
+    """Raise ``RunError`` if a dataset, checkpoint or container image that the settings name is missing
     or damaged.
     """
     data, load, save = values["DATA_PATH"], values["LOAD"], values["SAVE"]
     if data and (problem := datasets.problem(data)):
-        raise SettingsError(f"DATA_PATH={data}: {problem}.")
+        raise RunError(f"DATA_PATH={data}: {problem}.")
     if load and not checkpoints.newest_first(Path(load)):
-        raise SettingsError(f"LOAD={load}: there is no checkpoint.")
+        raise RunError(f"LOAD={load}: there is no checkpoint.")
     if save and Path(save).exists() and not Path(save).is_dir():
-        raise SettingsError(f"SAVE={save}: is not a folder.")
+        raise RunError(f"SAVE={save}: is not a folder.")
     if values["SAVE_INTERVAL"] != "0" and not save:
-        raise SettingsError(
-            f"SAVE_INTERVAL={values['SAVE_INTERVAL']}: set SAVE to a folder for the checkpoints."
-        )
+        raise RunError(f"SAVE_INTERVAL={values['SAVE_INTERVAL']}: set SAVE to a folder for the checkpoints.")
     image = values["CONTAINER_IMAGE_PATH"]
     if image and not Path(image).is_file():
-        raise SettingsError(f"CONTAINER_IMAGE_PATH={image}: there is no such file; give a .sqsh image.")
+        raise RunError(f"CONTAINER_IMAGE_PATH={image}: there is no such file; give a .sqsh image.")
     if image and not values["CONTAINER_PATH"]:
-        raise SettingsError("CONTAINER_PATH: is empty; set it to the folder that containers are unpacked in.")
+        raise RunError("CONTAINER_PATH: is empty; set it to the folder that containers are unpacked in.")
 
 
 def record(folder: Path, ids: Sequence[str], values: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from megatron_lm.errors import SettingsError
+from megatron_lm.errors import RunError
 from megatron_lm.settings import MODELS, NAMES, Settings, from_environment
 from megatron_lm.settings import conf as settings_text
 from megatron_lm.settings.conf import CONF, complete, from_caller
@@ -65,7 +65,7 @@ def test_only_prefixed_variables_override() -> None:
 
 def test_a_misspelt_variable_is_refused() -> None:
     with pytest.raises(
-        SettingsError, match="MEGATRON_NNODE: there is no such setting; the nearest is MEGATRON_NN"
+        RunError, match="MEGATRON_NNODE: there is no such setting; the nearest is MEGATRON_NN"
     ):
         settings_text.prefixed({"MEGATRON_NNODE": "2"})
     # megatron-core has variables of its own.
@@ -136,7 +136,7 @@ def test_a_setting_at_fault_is_named_before_anything_starts(
         name.upper(): value.lower() if value in ("True", "False") else value for name, value in given.items()
     }
     del given["WORLD_SIZE"]
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(RunError) as refused:
         from_environment(environment(given | settings))
     sentence = str(refused.value)
     assert fault in sentence and fit in sentence and "\n" not in sentence
@@ -192,7 +192,7 @@ def test_a_file_of_settings_is_read_and_not_executed(tmp_path: Path) -> None:
 )
 def test_a_bad_file_of_settings_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "plan.conf").write_text(text)
-    with pytest.raises(SettingsError, match="plan.conf") as refused:
+    with pytest.raises(RunError, match="plan.conf") as refused:
         settings_text.read_file(tmp_path / "plan.conf")
     assert words in str(refused.value) and not (tmp_path / "made").exists()
 
@@ -208,7 +208,7 @@ def test_relative_paths_start_where_they_were_given(tmp_path: Path) -> None:
 
 def test_settings_in_the_environment_without_the_prefix_are_refused() -> None:
     """Also where a node is launched by hand, with a script that sources ``_00_conf.sh``."""
-    with pytest.raises(SettingsError, match="MODEL=tiny in the environment: .* from MEGATRON_MODEL only"):
+    with pytest.raises(RunError, match="MODEL=tiny in the environment: .* from MEGATRON_MODEL only"):
         settings_text.refuse_misplaced({"NNODES": "08", "CONTAINER_NAME": "x", "MODEL": "tiny"})
     settings_text.refuse_misplaced({"NNODES": "2", "MEGATRON_NNODES": "2", "LOAD": "x"})
     done = conf(NNODES="2")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from megatron_lm.logs import records
+from megatron_lm.settings import MODELS
 from tests.megatron_lm import virtual_cluster
 from tests.megatron_lm.conftest import REPO_ROOT, as_environment
 from tests.megatron_lm.processes import processes_with, wait_for
@@ -113,7 +116,8 @@ def test_a_heterogeneous_run_as_one_het_job(script: Script, env: dict[str, str],
 def test_a_job_that_fails(script: Script, env: dict[str, str], tmp_path: Path) -> None:
     """Submission only sees that there is a checkpoint, the training of which model it is."""
     (tmp_path / "ckpt/iter_0000001").mkdir(parents=True)
-    (tmp_path / "ckpt/iter_0000001/meta.json").write_text('{"iteration": 1, "model": "small"}')
+    meta = {"iteration": 1, "model": "small", "size": dataclasses.asdict(MODELS["small"])}
+    (tmp_path / "ckpt/iter_0000001/meta.json").write_text(json.dumps(meta))
     job = script("_03_submit.sh", LOAD=str(tmp_path / "ckpt")).strip()
     assert wait_for_end(env, job) == "FAILED"
     said = script("get_result.sh", job).splitlines()
