@@ -20,7 +20,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from chakra_et import files
-from megatron_lm import checkpoints
+from megatron_lm import saved
 from megatron_lm.engine import model
 from megatron_lm.engine.optimizer import MOMENTS, Optimizer
 from megatron_lm.settings import Settings, Size
@@ -56,7 +56,7 @@ class Checkpoints:
         settings = self.settings
         due = settings.save_interval and iteration % settings.save_interval == 0
         if settings.save and (due or now or iteration == settings.train_iters):
-            self.save(checkpoints.of_iteration(FOLDER / settings.save, iteration), iteration)
+            self.save(saved.of_iteration(FOLDER / settings.save, iteration), iteration)
 
     def save(self, folder: Path, iteration: int) -> None:
         """Write a checkpoint, all of it or nothing; every rank calls this. Raises ``CheckpointError``.
@@ -110,9 +110,9 @@ class Checkpoints:
         settings = self.settings
         found: list[Path] = []
         if settings.save and os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
-            found = checkpoints.newest_first(FOLDER / settings.save)
+            found = saved.newest_first(FOLDER / settings.save)
         if settings.load:
-            found += checkpoints.newest_first(FOLDER / settings.load)
+            found += saved.newest_first(FOLDER / settings.load)
             if not found:
                 raise CheckpointError(f"LOAD={settings.load}: there is no checkpoint")
         # Rank 0 decides: another rank may not see the newest folder yet.
@@ -121,7 +121,7 @@ class Checkpoints:
         for folder in shared[0]:
             # Every rank checks its share of the files.
             problems = [""] * dist.get_world_size()
-            dist.all_gather_object(problems, checkpoints.damage(folder, dist.get_rank(), len(problems)))
+            dist.all_gather_object(problems, saved.damage(folder, dist.get_rank(), len(problems)))
             problem = next(filter(None, problems), "")
             if not problem:
                 if folder != shared[0][0] and dist.get_rank() == 0:
@@ -130,8 +130,8 @@ class Checkpoints:
             if dist.get_rank() == 0:
                 log.warning("checkpoint %s is damaged: %s", folder, problem)
         if shared[0]:
-            others = [path for path in checkpoints.newest_first(folder.parent) if path not in shared[0]]
-            whole = [path for path in others if not checkpoints.damage(path)]
+            others = [path for path in saved.newest_first(folder.parent) if path not in shared[0]]
+            whole = [path for path in others if not saved.damage(path)]
             instead = f"set LOAD to {whole[0]}" if whole else "there is no other"
             raise CheckpointError(f"checkpoint {folder} is damaged: {problem}; {instead}")
         return None
@@ -162,14 +162,14 @@ class Checkpoints:
                 "schedule": self.schedule.state_dict(),
                 "files": {name: entry for of_rank in gathered for name, entry in of_rank.items()},
             }
-            files.write_json(folder / checkpoints.META, meta)
+            files.write_json(folder / saved.META, meta)
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """(meta.json, every parameter of the whole model: value, split_dim, moments and step). Raises
     ``CheckpointError``."""
     try:
-        meta = checkpoints.read_meta(folder)
+        meta = saved.read_meta(folder)
         swiglu = meta["size"]["swiglu"]
         found: dict[str, list[dict[str, Any]]] = {}
         for file in sorted(folder.glob("stage*_tensor*.pt")):

@@ -16,7 +16,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from megatron_lm import datasets, preprocess_data
+from megatron_lm import preprocess_data, saved
 from megatron_lm.settings import Settings
 from megatron_lm.settings.conf import FOLDER
 from utils.data.config import DataError
@@ -37,7 +37,7 @@ def build(settings: Settings) -> GPTDataset:
     names no complete dataset, or one of a larger vocabulary.
     """
     prefix = FOLDER / settings.data_path if settings.data_path else _sample(settings)
-    if problem := datasets.problem(prefix):
+    if problem := saved.dataset_damage(prefix):
         raise DataError(f"DATA_PATH={prefix}: {problem}.")
     _check_vocabulary(prefix, settings)
     size = settings.size.vocabulary

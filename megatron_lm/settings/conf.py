@@ -19,8 +19,7 @@ from typing import Any
 
 from chakra_et.files import read_bytes
 from megatron_lm.errors import RunError
-from megatron_lm.settings.check import check
-from megatron_lm.settings.values import NAMES, SIZE_SETTINGS, Settings
+from megatron_lm.settings.values import NAMES, SIZE_SETTINGS, Settings, check
 
 FOLDER = Path(__file__).resolve().parents[1]
 CONF = FOLDER / "_00_conf.sh"

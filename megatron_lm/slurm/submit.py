@@ -10,8 +10,10 @@ which starts once the first has started. Logs go to $LOG_DIR/<job id>; get_resul
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +21,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et import cli, files
-from megatron_lm import checkpoints, datasets
+from megatron_lm import saved
 from megatron_lm.errors import RunError
-from megatron_lm.logs import JOBS, LOCAL, SETTINGS
+from megatron_lm.logs import BATCH_OUTPUT, JOBS, LOCAL, SETTINGS
 from megatron_lm.settings import PREFIX, conf
-from megatron_lm.slurm import batch
+
+HOMOGENEOUS, MASTER, SLAVE = "_02_homo_job.sh", "_02_hetero_master_job.sh", "_02_hetero_slave_job.sh"
+# Options that the launch depends on, and what decides them.
+FIXED = {
+    "--nodes|-N": "NNODES",
+    "--ntasks|-n": "NPROC_PER_NODE (torchrun starts the processes of a node)",
+    "--cpus-per-task|-c": "CPUS_PER_TASK",
+    "--output|-o|--error|-e": "LOG_DIR",
+    "--nodelist|-w": "NODELIST",
+    "--array|-a": "submitting one run at a time",
+    "--wrap": "_02_*_job.sh",
+    "--export": "_03_submit.sh, which passes the settings on",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_files(values)
     if config.local:
         return run_here(values, config.dry_run)
-    scripts = batch.scripts(values, config.het, given)
+    scripts = batch_scripts(values, config.het, given)
     if config.dry_run:
         print("\n".join(scripts), end="")
         return 0
@@ -70,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "megatron_lm/slurm/local_cluster.sh up, or use --local."
         )
     Path(values["LOG_DIR"]).mkdir(parents=True, exist_ok=True)
-    ids = batch.submit(scripts)
+    ids = submit(scripts)
     record(Path(values["LOG_DIR"]), ids, values)
     print("\n".join(ids))
     return 0
@@ -115,12 +129,12 @@ def resumed(job: str, given: Mapping[str, str]) -> dict[str, str]:
         raise RunError(
             f"job {job} wrote no checkpoints, as SAVE was empty: there is nothing to continue from."
         )
-    folder, damaged = checkpoints.newest_whole(Path(values["SAVE"]))
+    folder, damaged = saved.newest_whole(Path(values["SAVE"]))
     for sentence in damaged:
         print(f"job {job}: {sentence}", file=sys.stderr)
     if folder is None:
         raise RunError(f"job {job}: there is no good checkpoint in {values['SAVE']} to continue from.")
-    done = int(checkpoints.read_meta(folder)["iteration"])
+    done = int(saved.read_meta(folder)["iteration"])
     if done >= int(values["TRAIN_ITERS"]):
         raise RunError(
             f"job {job} has done {done} iterations of TRAIN_ITERS={values['TRAIN_ITERS']}: to train on, "
@@ -135,9 +149,9 @@ def check_files(values: Mapping[str, str]) -> None:
     or damaged.
     """
     data, load, save = values["DATA_PATH"], values["LOAD"], values["SAVE"]
-    if data and (problem := datasets.problem(data)):
+    if data and (problem := saved.dataset_damage(data)):
         raise RunError(f"DATA_PATH={data}: {problem}.")
-    if load and not checkpoints.newest_first(Path(load)):
+    if load and not saved.newest_first(Path(load)):
         raise RunError(f"LOAD={load}: there is no checkpoint.")
     if save and Path(save).exists() and not Path(save).is_dir():
         raise RunError(f"SAVE={save}: is not a folder.")
@@ -148,6 +162,85 @@ def check_files(values: Mapping[str, str]) -> None:
         raise RunError(f"CONTAINER_IMAGE_PATH={image}: there is no such file; give a .sqsh image.")
     if image and not values["CONTAINER_PATH"]:
         raise RunError("CONTAINER_PATH: is empty; set it to the folder that containers are unpacked in.")
+
+
+def batch_scripts(values: Mapping[str, str], het: bool, given: str) -> list[str]:
+    """The batch scripts of a run, of which the second starts once the first has started; ``given``: options
+    of the command line. Raises ``RunError``.
+
+    Options of sbatch come from the settings, then from ``_02_*_job.sh``, then from the command line; of one
+    that is given twice sbatch takes the last.
+    """
+    names = [name for name in values["NODELIST"].split(",") if name]
+    count, first = int(values["NNODES"]), int(values["MASTER_NNODES"])
+    if names and (len(names) != count or len(set(names)) != count):
+        raise RunError(
+            f"NODELIST={values['NODELIST']}: names {len(set(names))} different nodes, NNODES is {count}; "
+            "name each node once, separated by commas."
+        )
+    if values["HOMOGENEOUS_CLUSTER"] == "true":
+        return [_script(values, HOMOGENEOUS, _header(values, HOMOGENEOUS, count, names, "SLURM_", given))]
+    master = _header(values, MASTER, first, names[:first], "MASTER_", given)
+    slave = _header(values, SLAVE, count - first, names[first:], "SLAVE_", given)
+    if het:
+        return [_script(values, MASTER, [*master, "#SBATCH hetjob", *slave])]
+    return [_script(values, MASTER, master), _script(values, SLAVE, slave)]
+
+
+def _script(values: Mapping[str, str], body: str, header: list[str]) -> str:
+    export = [f"export {PREFIX}{name}={shlex.quote(value)}" for name, value in values.items()]
+    lines = ["#!/usr/bin/env bash", *header, *export, f"exec {shlex.quote(str(conf.FOLDER / body))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _header(
+    values: Mapping[str, str], body: str, nodes: int, names: list[str], part: str, given: str
+) -> list[str]:
+    """The ``#SBATCH`` lines of a request for nodes of one kind, whose settings begin with ``part``.
+
+    Raises ``RunError`` for an option that contradicts the settings in what the launch depends on.
+    """
+    model = values["MODEL"]
+    asked = {
+        "--job-name": model if model.startswith("llama") else f"gpt2_{model}",
+        "--nodes": str(nodes),
+        "--partition": values[f"{part}QUEUE"],
+        "--gres": values["GRES" if part == "SLURM_" else f"{part}GRES"],
+        "--ntasks-per-node": "1",
+        "--cpus-per-task": values["CPUS_PER_TASK"],
+        "--time": values["TIME_LIMIT"],
+        "--account": values["ACCOUNT"],
+        "--qos": values["QOS"],
+        "--constraint": values["CONSTRAINT"],
+        "--nodelist": ",".join(names),
+        "--output": f"{values['LOG_DIR']}/{BATCH_OUTPUT.format(job='%j')}",
+    }
+    in_body = re.findall(r"^#SBATCH\s+(.*)", (conf.FOLDER / body).read_text(encoding="utf-8"), re.MULTILINE)
+    own = [values["SBATCH_OPTIONS"], *in_body, given]
+    for text in own:
+        for options, decides in FIXED.items():
+            if match := re.search(rf"(?:^|\s)((?:{options})\S*)", text):
+                raise RunError(f"{match[1]} can't be given to sbatch: {decides} decides it.")
+    lines = [f"{name}={shlex.quote(value)}" for name, value in asked.items() if value]
+    return [f"#SBATCH {text}" for text in [*lines, *own] if text]
+
+
+def submit(all_scripts: list[str]) -> list[str]:
+    """Give the scripts to sbatch; the ids of their jobs. Raises ``RunError``, and then no job is left."""
+    ids: list[str] = []
+    for script in all_scripts:
+        command = ["sbatch", "--parsable"]
+        if ids:
+            command.append(f"--dependency=after:{ids[0]}")
+            script = script.replace("\nexec ", f"\nexport MASTER_JOB_ID={ids[0]}\nexec ")
+        done = subprocess.run(command, input=script, capture_output=True, text=True)
+        if done.returncode != 0:
+            for known in ids:
+                subprocess.run(["scancel", known], capture_output=True)
+            reason = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
+            raise RunError(f"sbatch refuses the job: {reason}")
+        ids.append(done.stdout.strip().partition(";")[0])
+    return ids
 
 
 def record(folder: Path, ids: Sequence[str], values: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from megatron_lm import checkpoints
+from megatron_lm import saved
 from megatron_lm.logs import records
 from megatron_lm.settings import from_environment
 from tests.megatron_lm import written_logs
@@ -72,10 +72,10 @@ def main() -> None:
     failure = FAILURES.get(os.environ.get("STAND_IN_FAIL", ""))
     seconds = float(os.environ.get("STAND_IN_SECONDS", "0.05"))
     stage = rank // (settings.tensor_mp_size * settings.dp_size)
-    found = checkpoints.newest_first(Path(settings.load)) if settings.load else []
+    found = saved.newest_first(Path(settings.load)) if settings.load else []
     if settings.save and os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
-        found = checkpoints.newest_first(Path(settings.save)) or found
-    done = checkpoints.read_meta(found[0])["iteration"] if found else 0
+        found = saved.newest_first(Path(settings.save)) or found
+    done = saved.read_meta(found[0])["iteration"] if found else 0
     if rank == 0:
         print_out(time.strftime("[before the start of training step] datetime: %Y-%m-%d %H:%M:%S \n"))
     for number in range(done + 1, settings.train_iters + 1):
@@ -98,9 +98,9 @@ def main() -> None:
             line = written_logs.simple_iteration(number, duration, settings.train_iters, batch)
             print_out(written_logs.iteration_line(line))
             if settings.save:
-                folder = checkpoints.of_iteration(Path(settings.save), number)
+                folder = saved.of_iteration(Path(settings.save), number)
                 folder.mkdir(parents=True)
-                (folder / checkpoints.META).write_text(json.dumps({"iteration": number}))
+                (folder / saved.META).write_text(json.dumps({"iteration": number}))
 
 
 main()

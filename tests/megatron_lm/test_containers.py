@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm import datasets
+from megatron_lm import saved
 from scripts.environment import KINDS, requirements_of
 from tests.megatron_lm.conftest import REPO_ROOT, Script, put_tool
 
@@ -46,7 +46,7 @@ def test_with_enroot_the_ranks_run_in_the_container(
         "DATA_PATH": str(tmp_path / "data/squad/text"),
     }
     (tmp_path / "data/squad").mkdir(parents=True)
-    header = datasets.HEADER.pack(datasets.MAGIC, 1, 8, 1, 1)
+    header = saved.HEADER.pack(saved.MAGIC, 1, 8, 1, 1)
     (tmp_path / "data/squad/text.idx").write_bytes(header + bytes(4 + 2 * 8))
     (tmp_path / "data/squad/text.bin").touch()
     calls = tmp_path / "bin/enroot.log"

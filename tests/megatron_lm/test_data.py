@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from chakra_et import cli
-from megatron_lm import datasets
+from megatron_lm import saved
 from megatron_lm.settings import Settings
 from tests.megatron_lm.training_runs import ROOT, TINY, environment, layout
 from utils.data.config import DataError
@@ -101,10 +101,10 @@ def test_a_dataset_that_was_not_copied_in_full_is_noticed(
 ) -> None:
     (tmp_path / "a.txt").write_text("One sea.\n\nTwo lighthouses by it.\n")
     assert preprocess(tmp_path / "a.txt", "--output", tmp_path / "a").returncode == 0
-    assert datasets.problem(tmp_path / "a") == ""
+    assert saved.dataset_damage(tmp_path / "a") == ""
     path = tmp_path / f"a{ending}"
     path.write_bytes(path.read_bytes()[:kept])
-    assert words in datasets.problem(tmp_path / "a")
+    assert words in saved.dataset_damage(tmp_path / "a")
 
 
 def test_squad_has_a_document_for_each_question(tmp_path: Path, preprocess: Preprocess) -> None:

@@ -46,16 +46,16 @@ def test_a_step_that_fp16_skips_is_told_from_a_loss_that_is_not_finite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its gradients overflowed, and the loss scale is lowered: nothing is wrong with the weights."""
-    from megatron_lm.engine import health
+    from megatron_lm.engine import training
     from megatron_lm.engine.optimizer import Stepped
     from megatron_lm.errors import RunError
     from megatron_lm.settings import Settings
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(health.Health, "_origin", lambda self: (0, "the outputs of rank 0"))
-    monkeypatch.setattr(health.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(training.Health, "_origin", lambda self: (0, "the outputs of rank 0"))
+    monkeypatch.setattr(training.dist, "get_rank", lambda: 0)
     chunk = SimpleNamespace(config=SimpleNamespace(finalize_model_grads_func=None))
-    watched = health.Health(Settings(stop_on_nan=3), [chunk])
+    watched = training.Health(Settings(stop_on_nan=3), [chunk])
     assert [watched.after(n, 8.0, Stepped(False, None)) for n in range(1, 6)] == [""] * 5
     assert watched.in_a_row == 0
     assert watched.after(6, math.nan, Stepped(False, None)).startswith("not finite: loss nan")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm import checkpoints
+from megatron_lm import saved
 from tests.megatron_lm import virtual_cluster
 from tests.megatron_lm.conftest import REPO_ROOT, Script, as_environment
 from tests.megatron_lm.processes import processes_with, wait_for
@@ -185,9 +185,9 @@ def test_a_preempted_run_continues_and_passes_over_damaged_checkpoints(
     subprocess.run(urgent, env=tiny, check=True, capture_output=True)
     assert wait_for_end(tiny, job) == "PREEMPTED"
     assert any("preempted" in line for line in problems(script, job))
-    newest, before, good = checkpoints.newest_first(tmp_path / "ckpt")[:3]
+    newest, before, good = saved.newest_first(tmp_path / "ckpt")[:3]
     for folder in (newest, before, good):
-        assert checkpoints.damage(folder) == ""
+        assert saved.damage(folder) == ""
     (part,) = newest.glob("stage001*")
     content = bytearray(part.read_bytes())
     content[len(content) // 3] ^= 1
