@@ -27,7 +27,7 @@ sizes have hundreds, elementwise kernels less than one."""
 _STREAMING = re.compile(r"^triton_(poi|red|per)_|nchwToNhwc|nhwcToNchw|splitK_?reduce", re.I)
 _ARITHMETIC = re.compile(
     r"gemm|matmul|cutlass|nvjet|xmma|wgrad|dgrad|fprop|cijk|conv(?!ert)|winograd|flash|fmha|attention|attn|wgmma"
-    r"|s\d+816|moe_kernel|^triton_(tem|mm|bmm)_",
+    r"|s\d+816|moe_kernel|^triton_(tem|mm|bmm)_|^(forward|backward) \d",  # the last: passes of a plan
     re.I,
 )
 _LOADS = (

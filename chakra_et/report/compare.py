@@ -193,7 +193,7 @@ def efficiency(sides: list[Side], at: int) -> tuple[float, float]:
 def notes(sides: list[Side]) -> list[str]:
     """What bounds each run, and what makes a comparison doubtful."""
     found = [f"{each['name']}: {each['diagnosis'].lines()[0]}" for each in sides if each["diagnosis"]]
-    if whole := ", ".join(each["name"] for each in sides if each["steps"] == 0):
+    if whole := ", ".join(each["name"] for each in sides if each["steps"] == 0 and each["base"] != "planned"):
         found.append(
             f"no steps in {whole}: whole traces are compared, which may hold different numbers of steps"
         )

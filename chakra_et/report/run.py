@@ -94,7 +94,7 @@ class ReportRun:
     @property
     def kernel_classes(self) -> list[KernelClass]:
         """Device work by class."""
-        return kernel_classes(self.job, self.rates) if self.job else []
+        return kernel_classes(self.job, self.rates) if self.job and self.base != "planned" else []
 
     @cached_property
     def ids(self) -> np.ndarray:

@@ -30,7 +30,7 @@ WHOLE = "whole trace"
 
 @dataclass(frozen=True)
 class ReportStep:
-    """One step of one rank, or its whole trace where it has none.
+    """One step of one rank, or its whole trace where it has none; of a planned run, the planned step.
 
     ``name``: the number of the ProfilerStep, or ``WHOLE``. It lasts from ``start_ns`` to the start of the
     next one, the last to the end of the rank's trace. ``parts_ns``: by ``simulate.breakdown.ACTIVITIES``;
@@ -66,6 +66,9 @@ def find_steps(run: ReportRun) -> list[ReportStep]:
         if run.replays:
             parts = run.replays[number].steps or [run.replays[number].total]
             replayed = [step.simulated_ns for step in parts]
+        if run.base == "planned" and not names:  # one step of all ranks, which ends when the last one does
+            begins, ends = run.start_ns.min(keepdims=True), run.end_ns.max(keepdims=True)
+            replayed = [max(each.total.simulated_ns for each in run.replays)] if run.replays else [None]
         found = activity(trace, start, end, wait)
         columns = (
             begins.tolist(),

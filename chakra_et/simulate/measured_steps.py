@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
 
 _STEP_NAME = re.compile(rb"ProfilerStep#(\d+)")
+
+
+class _StepFacts(msgspec.Struct):
+    """The metadata ``steps_micros``, see ``convert.pair.step_facts``."""
+
+    untraced: float | None
+    untraced_steps: int = 0
+    traced: float | None = None
+    observed: bool = False
 
 
 def measured_times(trace: ExecutionTrace) -> tuple[np.ndarray | None, int]:
@@ -70,7 +79,14 @@ def about_steps(traces: Sequence[ExecutionTrace]) -> list[str]:
 
 def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[float]) -> list[str]:
     """``about_steps`` from the metadata of the ranks' files and the median step of each. Means over ranks."""
-    known = [json.loads(str(of["steps_micros"])) for of in metadata if "steps_micros" in of]
+    try:
+        known = [
+            msgspec.json.decode(str(of["steps_micros"]), type=_StepFacts)
+            for of in metadata
+            if "steps_micros" in of
+        ]
+    except (msgspec.MsgspecError, UnicodeError):
+        return ["steps_micros of a file's metadata can't be read: what untraced steps take isn't known"]
     if not known or len(known) != len(graph_us):
         return []
 
@@ -78,13 +94,13 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
         given = [value for value in values if value is not None]
         return sum(given) / len(given) / 1000 if len(given) == len(values) else None
 
-    graph, untraced = mean_ms(graph_us), mean_ms([facts["untraced"] for facts in known])
-    traced = mean_ms([facts.get("traced") for facts in known]) or graph
+    graph, untraced = mean_ms(graph_us), mean_ms([facts.untraced for facts in known])
+    traced = mean_ms([facts.traced for facts in known]) or graph
     cost = mean_ms([of.get("recording_cost_ns") for of in metadata])
     if cost is None:
         of_graph = "its times hold the cost of recording"
     else:
-        how = " with PyTorch's observer" if any(facts.get("observed") for facts in known) else ""
+        how = " with PyTorch's observer" if any(facts.observed for facts in known) else ""
         off = f"{cost:.2f} µs per operator taken off for recording{how}"
         of_graph = f"that of the graph {graph:,.3f} ms ({off})"
     if not traced:
@@ -93,6 +109,6 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
         return [f"no untraced step was measured; the traced step takes {traced:,.3f} ms, {of_graph}"]
     ratio = f"ratio {traced / untraced:.2f}" if untraced else "ratio not known"
     return [
-        f"the untraced step takes {untraced:,.3f} ms (median of {known[0]['untraced_steps']}), the traced "
+        f"the untraced step takes {untraced:,.3f} ms (median of {known[0].untraced_steps}), the traced "
         f"step {traced:,.3f} ms ({ratio}), {of_graph}"
     ]

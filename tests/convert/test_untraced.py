@@ -128,3 +128,10 @@ def test_a_trace_without_steps_has_no_step_of_0_ms():
     assert steps_sentence([{"steps_micros": '{"untraced": null}'}], [0.0]) == [
         "no step is marked in the trace; its times hold the cost of recording"
     ]
+
+
+def test_damaged_facts_of_steps_are_a_sentence():
+    """A flipped byte in the name ``untraced`` was a KeyError of ``export --allow-missing-ranks``."""
+    for damaged in ('{"unuraced": 1.0, "untraced_steps": 2}', '{"untraced": 1.0', '{"untraced": "1"}'):
+        (said,) = steps_sentence([{"steps_micros": damaged}], [5.0])
+        assert said.startswith("steps_micros of a file's metadata can't be read")

@@ -85,6 +85,22 @@ def test_a_set_is_valid_and_replays_to_the_planned_step(case: str, tmp_path: Pat
     assert astra == pytest.approx(plan.step_time, rel=0.05 if plan.options.overlap else 1e-3)
 
 
+def test_two_plans_are_compared_by_their_planned_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stages end at different times: the mean of their own times was given as the step, a fifth too short."""
+    plans = planned(1, 1, 4), planned(2, 1, 2)
+    for number, plan in enumerate(plans):
+        written(plan, tmp_path / str(number))
+    capsys.readouterr()
+    sets = [str(tmp_path / str(number) / "planned") for number in range(2)]
+    assert chakra_et(["compare", *sets, "--json"]) == 0
+    sides = json.loads(capsys.readouterr().out)["runs"]
+    for side, plan in zip(sides, plans, strict=True):
+        assert side["step_ns"] / 1e9 == pytest.approx(plan.step_time, rel=1e-4)
+        assert side["parts_ns"]
+
+
 @pytest.mark.parametrize("chunks", [2, 4])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_interleaved_set_replays_to_the_simulated_step(chunks: int, overlap: bool, tmp_path: Path) -> None:
