@@ -27,7 +27,7 @@ COMMANDS = {
     "predict": ("chakra_et.predict.command", "predict step times under changed conditions"),
     "measure-network": ("chakra_et.predict.measure", "time collectives and fit a network model to them"),
     "doctor": ("chakra_et.doctor.command", "check on this machine what is captured and predicted"),
-    "completion": ("chakra_et.completion", "print completion of this command line for bash, zsh or fish"),
+    "completion": ("chakra_et.completion", "print completion of this command line for bash or zsh"),
     "measure-gpu": ("chakra_et.predict.measure_gpu", "time kernels on this GPU and fit its model to them"),
 }
 

@@ -1,14 +1,11 @@
 """``chakra-et completion SHELL``: completion of commands, flags and their choices.
 
 source <(chakra-et completion bash)        in ~/.bashrc; with zsh in ~/.zshrc, after compinit
-chakra-et completion fish > ~/.config/fish/completions/chakra-et.fish
 """
 
 from __future__ import annotations
 
-import argparse
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,9 +35,7 @@ complete -o default -F _chakra_et chakra-et
 class CompletionConfig:
     """The command's arguments."""
 
-    shell: Literal["bash", "zsh", "fish"] = field(
-        metadata={"positional": True, "help": "the shell to write for"}
-    )
+    shell: Literal["bash", "zsh"] = field(metadata={"positional": True, "help": "the shell to write for"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,36 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     shell = cli.parse(CompletionConfig, argv, description=about).shell
     from chakra_et.__main__ import COMMANDS
 
-    flags = {name: cli.flags_of(module) for name, (module, _) in COMMANDS.items()}
-    if shell == "fish":
-        print("\n".join(_fish({name: line for name, (_, line) in COMMANDS.items()}, flags)))
-        return 0
     offered, choices = [], []
-    for name, actions in flags.items():
+    for name, (module, _) in COMMANDS.items():
+        actions = cli.flags_of(module)
         if words := " ".join(word for each in actions for word in spellings(each)):
             offered.append(f'            "{name} -"*) words="{words}" ;;')
         for each in actions:
-            for word in (spellings(each) or [name]) if each.choices else ():
-                choices.append(f'            "{name} {word}") words="{_choices(each)}" ;;')
+            values = " ".join(map(str, each.choices or ()))
+            for word in (spellings(each) or [name]) if values else ():
+                choices.append(f'            "{name} {word}") words="{values}" ;;')
     print("autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh"), end="")
-    commands = " ".join(flags)
+    commands = " ".join(COMMANDS)
     print(_BASH.format(commands=commands, choices="\n".join(choices), flags="\n".join(offered)), end="")
     return 0
-
-
-def _fish(commands: dict[str, str], flags: dict[str, list[argparse.Action]]) -> Iterator[str]:
-    start = "complete -c chakra-et"
-    for name, line in commands.items():
-        yield f"{start} -n __fish_use_subcommand -f -a {name} -d {shlex.quote(line)}"
-    for name, actions in flags.items():
-        for each in actions:
-            words = [f"-l {word[2:]}" if word[:2] == "--" else f"-s {word[1:]}" for word in spellings(each)]
-            values = f" -xa {shlex.quote(_choices(each))}" if each.choices else " -r" * (each.nargs != 0)
-            if words or each.choices:
-                within = f"-n '__fish_seen_subcommand_from {name}'"
-                about = shlex.quote((each.help or "").replace("\n", " "))
-                yield f"{start} {within} {' '.join(words)}{values} -d {about}"
-
-
-def _choices(flag: argparse.Action) -> str:
-    return " ".join(map(str, flag.choices or ()))
