@@ -23,7 +23,7 @@ from chakra_et.convert import jobs
 from chakra_et.convert.runs import Jobs
 from chakra_et.errors import TraceError
 
-# Tested with Slurm's array and LocalCluster; the other queues take the same way, untested.
+# Slurm and LocalCluster are tested; the other queues take the same way, untested.
 QUEUES = {"slurm": "SLURMCluster", "pbs": "PBSCluster", "lsf": "LSFCluster", "sge": "SGECluster"}
 CLUSTERS = re.compile(rf"(?:local|{'|'.join(QUEUES)}|(?:tcp|tls)://.+)?")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,9 +18,11 @@ from chakra_et.errors import TraceError
 from chakra_et.ranks.cluster import jobs_on
 from chakra_et.traces import sets as trace_sets
 from tests.convert.test_together import Machine
+from tests.ports import free_port
 
 distributed = pytest.importorskip("distributed", reason="pip install 'mosim-llms[cluster]'")
 RANKS = 4
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -68,6 +71,45 @@ def test_a_scheduler_of_the_user_is_used(traces: Path, tmp_path: Path) -> None:
         options = RunOptions(cluster=cluster.scheduler_address)
         (result,) = convert_sets(trace_sets.find(traces, "*", tmp_path), PairOptions(), options)
     assert not result.failed and len(result.good) == RANKS
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_restarts_costs_its_tasks_and_no_more(traces: Path, tmp_path: Path) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    started: list[subprocess.Popen] = []
+
+    def start(*words: str) -> subprocess.Popen:
+        started.append(subprocess.Popen([sys.executable, "-m", f"distributed.cli.{words[0]}", *words[1:]]))
+        return started[-1]
+
+    def scheduler() -> subprocess.Popen:
+        return start("dask_scheduler", "--no-dashboard", *("--host", "127.0.0.1"), "--port", address[-5:])
+
+    words = ["convert", str(traces), "-o", str(tmp_path / "there"), "--cluster", address]
+    try:
+        first = scheduler()
+        converting = subprocess.Popen(
+            [sys.executable, "-m", "chakra_et", *words],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=-2,
+            text=True,
+        )
+        time.sleep(5)  # it waits for a worker
+        assert converting.poll() is None
+        first.kill()
+        first.wait()
+        said, _ = converting.communicate(timeout=120)
+        assert converting.returncode == 1 and said.count("the cluster lost it") == RANKS, said
+        scheduler()
+        start("dask_worker", address, "--nthreads", "1", "--no-dashboard")
+        assert main(words) == 0
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert main(["convert", str(traces), "-o", str(tmp_path / "here")]) == 0
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
 
 
 def test_what_is_missing_is_named(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
