@@ -51,18 +51,14 @@ class Timer:
 
 
 class Timers:
-    """All timers of this rank; megatron-core gets one by ``timers(name)``.
+    """All timers of this rank; megatron-core gets one by ``timers(name)``."""
 
-    sharded: gradients are reduce-scattered, for a sharded optimizer.
-    """
-
-    def __init__(self, rank: int, sharded: bool = False) -> None:
+    def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._renamed = RENAMED | ({"all-grads-sync": "grads-reduce-scatter"} if sharded else {})
         self._timers: defaultdict[str, Timer] = defaultdict(Timer)
 
     def __call__(self, name: str, log_level: int = 0) -> Timer:
-        return self._timers[self._renamed.get(name, name)]
+        return self._timers[RENAMED.get(name, name)]
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:

@@ -41,7 +41,7 @@ def train(settings: Settings, watch: Watch) -> int:
 
     The process groups must exist. Raises ``DataError``, ``CheckpointError``, ``RunError`` or ``OSError``.
     """
-    timers = Timers(dist.get_rank(), settings.sharded_optimizer) if settings.profile else None
+    timers = Timers(dist.get_rank()) if settings.profile else None
     chunks = model.build(settings, timers)
     adam = Optimizer(chunks, settings, timers)
     schedule = optimizer.schedule(adam, settings)

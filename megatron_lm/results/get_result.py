@@ -27,6 +27,7 @@ WATCH_SECONDS = 2.0
 # On the screen: the last rows of each table, and the tables that are left out.
 SCREEN_ROWS, HIDDEN = 8, ("Settings", "Memory by rank")
 RED, BOLD, PLAIN = "\033[1;31m", "\033[1m", "\033[0m"
+STYLES = {"WRONG": RED, "WARNING": RED, "first failure": RED, "job ": BOLD, "***": BOLD}  # by a line's start
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(ResultConfig, argv, prog="get_result.sh", description=(__doc__ or "").splitlines()[0])
     if config.watch:
         return watch(config.job_ids)
-    terminal = sys.stdout.isatty()
-    for style, text in lines(View(runs.find(config.job_ids, conf.log_dir()))):
-        print(f"{style}{text}{PLAIN}" if terminal and style else text)
+    for text in lines(View(runs.find(config.job_ids, conf.log_dir()))):
+        style = next((style for start, style in STYLES.items() if text.startswith(start)), "")
+        print(f"{style}{text}{PLAIN}" if style and sys.stdout.isatty() else text)
     return 0
 
 
@@ -61,7 +62,7 @@ def watch(ids: tuple[str, ...]) -> int:
         while True:
             seen = View(runs.find(ids, conf.log_dir()))
             show(seen)
-            if all(known.word in runs.ENDED for known in seen.states.values()):
+            if all(known.word not in runs.ALIVE for known in seen.states.values()):
                 break
             time.sleep(WATCH_SECONDS)
     print(write_summary([seen]))
@@ -72,7 +73,7 @@ def watch(ids: tuple[str, ...]) -> int:
 def _screen() -> Iterator[Callable[[View], None]]:
     """A function that shows a run in place of what it showed before; as lines without rich or a terminal."""
     if not (importlib.util.find_spec("rich") and sys.stdout.isatty()):
-        yield lambda seen: print("\n".join(text for _, text in lines(seen)), flush=True)
+        yield lambda seen: print("\n".join(lines(seen)), flush=True)
         return
     from rich.console import Group
     from rich.live import Live
@@ -96,67 +97,64 @@ def _screen() -> Iterator[Callable[[View], None]]:
         yield show
 
 
-def lines(view: View) -> Iterator[tuple[str, str]]:
-    """(style, text) of every line. style: RED for problems, BOLD for titles, else empty."""
+def lines(view: View) -> Iterator[str]:
+    """What is shown of a run, line by line."""
     run, failure = view.run, view.failure
     waiting = [(job, known) for job, known in view.states.items() if known.word in runs.WAITING]
-    yield from ((RED, text) for text in view.found)
-    yield from ((BOLD, f"job {job} waits: {known}") for job, known in waiting)
+    yield from view.found
+    yield from (f"job {job} waits: {known}" for job, known in waiting)
     if not view.found and not waiting:
-        yield "", "no problems found"
+        yield "no problems found"
 
     yield _title("last output message")
     for node, data in view.outputs.items():
-        yield from _block(f"{node.job}/{node.name}: {data.count(LINE)} lines", _tail(data))
+        yield from _end(f"{node.job}/{node.name}: {data.count(LINE)} lines", data)
 
     yield _title("last error message")
     if failure is not None:
-        yield RED, f"first failure: {failure}"
-        yield from (("", f"  {line}") for line in failure.lines)
+        yield f"first failure: {failure}"
+        yield from (f"  {line}" for line in failure.lines)
     for job in run.jobs:
         if (data := records.read(run.batch_output(job))).strip():
-            yield from _block(f"{job}, batch script", _tail(data))
+            yield from _end(f"{job}, batch script", data)
     for node in run.nodes:
         data = node.read("err")
-        yield from _block(f"{node.job}/{node.name}: {data.count(LINE)} lines", _tail(data))
+        yield from _end(f"{node.job}/{node.name}: {data.count(LINE)} lines", data)
 
     yield _title("last gpu message")
     for node in run.nodes:
-        data = node.read("gpu")
+        data = node.read("gpu") or b"no sample yet"
         # One line per GPU of the last sample.
-        last = _tail(data, len(last_gpus(data)) or 1)
-        yield from _block(f"{node.job}/{node.name}", last or ["no sample yet"])
+        yield from _end(f"{node.job}/{node.name}", data, len(last_gpus(data)) or 1)
 
     yield _title(f"job info {' '.join(run.jobs)}")
-    yield from (("", f"{job}: {known}") for job, known in view.states.items())
-    yield from (("", f"logs of {job}: {run.log_dir / job}") for job in run.jobs)
+    yield from (f"{job}: {known}" for job, known in view.states.items())
+    yield from (f"logs of {job}: {run.log_dir / job}" for job in run.jobs)
     files = (node.file(kind) for node in run.nodes for kind in ("err", "gpu", "out"))
-    yield "", f"items: {' '.join(path.name for path in files if path.exists())}"
-    yield from (("", f"{name}: {text}") for name, text in view.setting_texts)
+    yield f"items: {' '.join(path.name for path in files if path.exists())}"
+    yield from (f"{name}: {text}" for name, text in view.setting_texts)
 
     yield _title("iteration time")
-    yield from (("", f"iteration {it.number} : {it.seconds:.4f} s") for it in view.iterations)
-    yield from (("", f"{name}: {value}") for name, value in view.figures)
+    yield from (f"iteration {it.number} : {it.seconds:.4f} s" for it in view.iterations)
+    yield from (f"{name}: {value}" for name, value in view.figures)
     if not view.iterations:
-        yield "", "no iteration logged yet"
+        yield "no iteration logged yet"
     elif any(known.word == runs.RUNNING for known in view.states.values()):
         left = view.iterations[-1].total - view.iterations[-1].number
         seconds = round(left * records.typical(view.iterations))
         hours, rest = divmod(seconds, 3600)
         text = f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
-        yield "", f"time left: {text} for {left} iterations"
+        yield f"time left: {text} for {left} iterations"
     # As the original scripts end: whether a profiler slows this run down.
     profiled = any("true" in (of.get("NSYS"), of.get("NCU")) for of in view.settings.values())
-    yield "", f"debug?  : {int(profiled)}"
+    yield f"debug?  : {int(profiled)}"
 
 
-def _title(text: str) -> tuple[str, str]:
-    return BOLD, f"******************* {text} *******************"
+def _title(text: str) -> str:
+    return f"******************* {text} *******************"
 
 
-def _block(heading: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
-    yield from (("", text) for text in (heading, *(f"  {row}" for row in rows)))
-
-
-def _tail(data: bytes, count: int = LAST_LINES) -> list[str]:
-    return [line.decode(errors="replace") for line in data[-TAIL_BYTES:].splitlines()[-count:]]
+def _end(heading: str, data: bytes, count: int = LAST_LINES) -> Iterator[str]:
+    """A heading, and the last lines of a log below it."""
+    yield heading
+    yield from (f"  {line.decode(errors='replace')}" for line in data[-TAIL_BYTES:].splitlines()[-count:])

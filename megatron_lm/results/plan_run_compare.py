@@ -27,7 +27,7 @@ from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.text import table
 from fasop.commands import plan as planner
-from fasop.plans.plan import Plan, write_plans
+from fasop.plans.plan import Plan, plans_json
 from fasop.profiling.measure import fit_units
 from megatron_lm import plan_settings
 from megatron_lm.errors import RunError
@@ -143,7 +143,7 @@ def best_plan(config: CompareConfig, folder: Path, entry: dict[str, Any], messag
         costs=(str(folder / "costs.json"),), tp=1, dp=1, pp=config.stages, mbs=1, max_tp=1, top=1,
     )  # fmt: skip
     plan = planner.found(search, ())[0][0]
-    write_plans(folder / PLAN, [plan])
+    files.write_text(folder / PLAN, plans_json([plan]) + "\n")
     return plan
 
 
@@ -175,22 +175,23 @@ def read_run(job: str, stages: int) -> Measured:
     events = [event for event in events if event.iteration > 1]
     if not iterations or not events:
         raise RunError(f"job {job}: its logs have no times of any iteration after the first.")
-    medians: dict[str, list[float]] = {task: [] for task in WORK}
-    for task, stage in ((task, stage) for task in WORK for stage in range(stages)):
-        times = [each.end - each.start for each in events if each.task == task and each.rank == stage]
-        medians[task].append(statistics.median(times))
-    pipelines = []
-    for number in sorted({event.iteration for event in events}):
-        work = [each for each in events if each.iteration == number and each.task in WORK]
-        pipelines.append(max(each.end for each in work) - min(each.start for each in work))
-    count, bubbles = len(pipelines), picture.bubbles(events)
+
+    def typical(task: str, stage: int) -> float:
+        mine = (each for each in events if (each.task, each.rank) == (task, stage))
+        return statistics.median(each.end - each.start for each in mine)
+
+    forward, backward = ([typical(task, stage) for stage in range(stages)] for task in WORK)
+    numbers = sorted({event.iteration for event in events})
+    of_iterations = (picture.bubbles(e for e in events if e.iteration == number) for number in numbers)
+    pipelines = [of_iteration[0].seconds for of_iteration in of_iterations]
+    count, bubbles = len(numbers), picture.bubbles(events)
     messages = ("forward-recv", "backward-recv", "forward-send")
     return Measured(
         job,
         records.typical(iterations),
         statistics.median(pipelines),
-        medians["forward"],
-        medians["backward"],
+        forward,
+        backward,
         min(each.end - each.start for each in events if each.task in messages),
         _share(bubbles),
         [

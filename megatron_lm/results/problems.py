@@ -29,38 +29,32 @@ PATIENCE, LEAST_PATIENCE = 10, 30.0  # median iterations, and seconds
 
 def found(
     run: Run, states: Mapping[str, State], outputs: Mapping[Node, bytes], failure: Failure | None
-) -> list[str]:
+) -> Iterator[str]:
     """The problems as ``WRONG: …`` or ``WARNING: …``; ``outputs``: of each node."""
     iterations = records.all_iterations(outputs.values())
-    sure = [f"WRONG: {text}" for text in _wrong(run, states, outputs, iterations, failure)]
-    unsure = divergence(iterations)
-    return [*sure, f"WARNING: {unsure}"] if unsure else sure
-
-
-def _wrong(
-    run: Run, states: Mapping[str, State], outputs: Mapping[Node, bytes], iterations: Sequence[Iteration],
-    failure: Failure | None,
-) -> Iterator[str]:  # fmt: skip
     for job, known in states.items():
         if known.word != runs.COMPLETED and known.word not in runs.ALIVE:
-            yield f"job {job} is not running: {known}"
+            yield f"WRONG: job {job} is not running: {known}"
     if sentence := not_finite(outputs.values()):
-        yield with_nodes(run, sentence)
+        yield f"WRONG: {with_nodes(run, sentence)}"
     if any(known.word == runs.RUNNING for known in states.values()):
         interval = next((records.settings(data).get("LOG_INTERVAL", "1") for data in outputs.values()), "1")
         if sentence := stall(run, iterations, int(interval)):
-            yield with_nodes(run, sentence)
+            yield f"WRONG: {with_nodes(run, sentence)}"
         for node in run.nodes:
             last = last_gpus(node.read("gpu"))
             if last and not any((gpu.used or 0) > IDLE_MB for gpu in last):
-                yield f"no process uses the GPUs of {node.name}"
+                yield f"WRONG: no process uses the GPUs of {node.name}"
     if failure is not None:
-        yield str(failure)
+        yield f"WRONG: {failure}"
     submitted = runs.submitted(run)
     for node, data in outputs.items():
         for name, value in records.settings(data).items():
             if name not in UNCOMPARED and value != submitted.get(name, value):
-                yield f"{name} is {value!r} on {node.name}, the run was submitted with {submitted[name]!r}"
+                theirs = submitted[name]
+                yield f"WRONG: {name} is {value!r} on {node.name}, the run was submitted with {theirs!r}"
+    if unsure := divergence(iterations):
+        yield f"WARNING: {unsure}"
 
 
 def with_nodes(run: Run, sentence: str) -> str:

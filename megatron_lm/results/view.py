@@ -52,7 +52,7 @@ class View:
         self.settings = {node.name: records.settings(data) for node, data in self.outputs.items()}
         self.iterations = records.all_iterations(self.outputs.values())
         self.failure = failures.first_failure(run, self.states)
-        self.found = problems.found(run, self.states, self.outputs, self.failure)
+        self.found = list(problems.found(run, self.states, self.outputs, self.failure))
 
     @cached_property
     def use(self) -> dict[Node, dict[int, list[Gpu]]]:

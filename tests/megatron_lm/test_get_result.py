@@ -20,7 +20,10 @@ from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import Script
 from tests.megatron_lm.written_logs import simple_iteration, write_node
 
-SETTINGS = "NODE_RANK: {rank}\nMODEL: small\nWORLD_SIZE: 8\nGLOBAL_BATCH_SIZE: 64\nPROFILE: false\nstart\n"
+SETTINGS = (
+    "NODE_RANK: {rank}\nMODEL: small\nNPROC_PER_NODE: 4\nWORLD_SIZE: 8\nGLOBAL_BATCH_SIZE: 64\n"
+    "PROFILE: false\nstart\n"
+)
 BUSY = records.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731)
 IDLE = records.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731)
 
@@ -65,7 +68,7 @@ def test_the_sections_stand_in_their_order_and_each_iteration_is_there(log_dir: 
         "******************* job info local-7 *******************",
         "******************* iteration time *******************",
     ]
-    assert "local-7/n2: 16 lines" in said and written_logs.gpu_line(BUSY) in "\n".join(said)
+    assert "local-7/n2: 17 lines" in said and written_logs.gpu_line(BUSY) in "\n".join(said)
     assert "NODE_RANK: 0 (n1), 1 (n2)" in said and "PROFILE: false" in said
     # As the scripts that these stand in for print it.
     assert "items: n1.err n1.gpu n1.out n2.err n2.gpu n2.out" in said and said[-1] == "debug?  : 0"
