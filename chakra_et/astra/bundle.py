@@ -20,7 +20,7 @@ from chakra_et.astra.network_dimensions import (
     with_shorter_messages,
 )
 from chakra_et.astra.packet_backends import write_backend
-from chakra_et.astra.prepare import Keep, Ranks, larger_sizes, prepared, sentences, trimmed, with_dependencies
+from chakra_et.astra.prepare import Keep, Ranks, larger_sizes, prepared, trimmed, with_dependencies
 from chakra_et.cost.topology import Topology
 from chakra_et.cost.topology_text import read_topology
 from chakra_et.errors import TraceError
@@ -139,7 +139,8 @@ def _prepared(ranks: Ranks, keep: Keep) -> tuple[Traces, list[str]]:
             raise TraceError(f"{path}: node {trace.ids[large.rows[0]]} {large.message}")
         traces |= dict.fromkeys(members, trace)
     cut_off = f"{lost:,} messages to and from absent ranks run as compute, for their recorded durations"
-    return dict(sorted(traces.items())), [cut_off] * (lost > 0) + sentences(changes)
+    counted = [f"{count:,} {what}" for what, count in sorted(changes.items())]
+    return dict(sorted(traces.items())), [cut_off] * (lost > 0) + counted
 
 
 def _write(run: RunFiles, traces: Traces) -> None:

@@ -33,16 +33,6 @@ from chakra_et.simulate.matching import match
 from chakra_et.validate.table import SIMULATED, UNEVEN
 
 Keep = Literal["all", "gpu", "comm"]
-CHANGES = {
-    "memory": "memory nodes run as compute, for their recorded durations",
-    "nearest": "collectives that ASTRA-sim doesn't have run as the nearest one: {}",
-    "uneven": "parts of collectives have the bytes of the largest, where ranks contribute different numbers",
-    "incomplete": "communications without a kind, a size or a peer run as compute, as long as recorded",
-    "local": "communications within one rank run as compute",
-    "cpu": "communications marked as CPU operators are marked as device operators",
-    "dropped": "nodes left out: {}",
-    "end": "ranks end with a node without work: with CPU operators, ASTRA-sim aborts where a message is last",
-}
 _OF_COMMUNICATION = (
     "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "comm_priority", "pg_name",
     "transfer_micros", "wait_micros",
@@ -121,18 +111,20 @@ def larger_sizes(talk: Mapping[int, ExecutionTrace], groups: Groups) -> dict[int
 def prepared(
     trace: ExecutionTrace, groups: Groups, world: int, keep: Keep, larger: Mapping[int, int]
 ) -> tuple[ExecutionTrace, Counter[str]]:
-    """The trace as ASTRA-sim runs it, and how many nodes changed by key of ``CHANGES`` (``key:detail``).
+    """The trace as ASTRA-sim runs it, and how many nodes changed, by what was changed.
 
     ``groups``: of the comm-group file; ``world``: ranks of the set. ``keep``: all nodes, those of the GPU and
     all communication, or communication alone. A node that is left out passes its dependencies on.
     ``larger``: the rank's ``larger_sizes``. Raises ``TraceError`` where nothing is left.
     """
-    counts: Counter[str] = Counter({"uneven": len(larger)})
+    counts = Counter[str]()
     if larger:
+        what = "have the bytes of the largest, where ranks contribute different numbers"
+        counts[f"parts of collectives {what}"] = len(larger)
         rows = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
         trace = with_integers(trace, "comm_size", {int(rows[at]): size for at, size in larger.items()})
     memory = np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))
-    counts["memory"] = int(memory.sum())
+    counts["memory nodes run as compute, for their recorded durations"] = int(memory.sum())
     trace = as_compute(trace, memory)
     trace = _nearest(trace, counts)
     incomplete = communicates(trace) & ~_complete(trace)
@@ -140,10 +132,12 @@ def prepared(
     alone = [world < 2 if name in ("", "0") else len(groups.get(name, (0, 1))) < 2 for name in table]
     in_one_rank = np.array([*alone, world < 2])[index]
     local = (trace.types == NodeType.COMM_COLL) & ~incomplete & in_one_rank
-    counts["incomplete"], counts["local"] = int(incomplete.sum()), int(local.sum())
+    what = "communications without a kind, a size or a peer run as compute, as long as recorded"
+    counts[what] = int(incomplete.sum())
+    counts["communications within one rank run as compute"] = int(local.sum())
     trace = as_compute(trace, incomplete | local)
     on_cpu = communicates(trace) & (trace.column("is_cpu_op") != 0)
-    counts["cpu"] = int(on_cpu.sum())
+    counts["communications marked as CPU operators are marked as device operators"] = int(on_cpu.sum())
     if on_cpu.any():
         flags = np.where(on_cpu, 0, trace.column("is_cpu_op"))
         trace = set_integers(trace, "is_cpu_op", "bool", flags, has(trace, "is_cpu_op"))
@@ -178,7 +172,8 @@ def _nearest(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
         rows = kind == source
         changed[rows] = target
         if rows.any():
-            counts[f"nearest:{source.name} as {target.name}"] = int(rows.sum())
+            what = f"run as the nearest one: {source.name} as {target.name}"
+            counts[f"collectives that ASTRA-sim doesn't have {what}"] = int(rows.sum())
     if (changed == kind).all():
         return trace
     # A barrier moves no data; one byte per rank is the least that ASTRA-sim finishes.
@@ -211,7 +206,8 @@ def _ended(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
     on_cpu = (trace.types == NodeType.COMP) & (trace.column("is_cpu_op", 1) != 0)
     if not last.any() or not on_cpu.any():
         return trace
-    counts["end"] = 1
+    what = "with CPU operators, ASTRA-sim aborts where a message is last"
+    counts[f"ranks end with a node without work: {what}"] = 1
     data, control = trace.data_deps, trace.ctrl_deps
     ended = replace(
         trace,
@@ -237,7 +233,7 @@ def _kept(trace: ExecutionTrace, keep: Keep, counts: Counter[str]) -> ExecutionT
     if not wanted.any():
         raise TraceError("has no communication: leave --comm-only out")
     what = "CPU operators" if keep == "gpu" else "all but communication"
-    counts[f"dropped:{what}"] = int((~wanted).sum())
+    counts[f"nodes left out: {what}"] = int((~wanted).sum())
     lane = trace.column("lane", -1)
     return select(trace, wanted, np.where(lane >= 0, lane, trace.column("stream", -1)))
 
@@ -250,12 +246,3 @@ def with_dependencies(trace: ExecutionTrace, before: np.ndarray, after: np.ndarr
     values = np.concatenate([deps.values, trace.ids[before]])[order]
     offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=len(trace)), dtype=np.int64)))
     return replace(trace, ctrl_deps=Ragged(offsets, values))
-
-
-def sentences(counts: Mapping[str, int]) -> list[str]:
-    """One sentence for each key of counts."""
-    found = []
-    for key, count in sorted(counts.items()):
-        name, _, detail = key.partition(":")
-        found.append(f"{count:,} {CHANGES[name].replace('{}', detail)}")
-    return found

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 LONGEST_VARINT = 10
 # Payload bytes by wire type if fixed. Wire types that proto3 lacks get a size that fits no message.
 SIZE_OF_WIRE = np.array([0, 8, 0, 1 << 62, 1 << 62, 4, 1 << 62, 1 << 62])
@@ -326,12 +325,10 @@ def decode_varints(
         span = np.flatnonzero(filled)[open_ended[0]]
         raise WireError("a list of numbers is cut off", int(owners[span]), int(starts[span]))
     begin = np.concatenate(([0], finish[:-1] + 1)) if len(finish) else finish
-    place = np.arange(len(data)) - np.repeat(begin, finish - begin + 1)
-    too_long = np.flatnonzero((place >= LONGEST_VARINT) | ((place == LONGEST_VARINT - 1) & (data > 1)))
+    values, after = read_varints(data, begin)
+    too_long = begin[after > len(data)]
     if len(too_long):
         span = int(np.searchsorted(edges, too_long[0], side="right"))
         raise WireError("a number has more than 64 bits", int(owners[span]), int(at[too_long[0]]))
-    bits = (data & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64)
-    values = np.add.reduceat(bits, begin) if len(begin) else bits
     before = np.concatenate(([0], np.cumsum(last)))
     return values, before[edges] - before[edges - lengths]
