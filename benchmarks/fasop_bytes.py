@@ -53,7 +53,7 @@ def digests() -> dict[str, str]:
             note(f"{name}.txt", fasop(*wanted))
             note(f"{name}.json", fasop(*wanted, "--json"))
             if cluster != "paper-pareto" or cost_model == "hpdc24":
-                note(f"{name}.csv", fasop(*wanted, "--all", "--csv"))
+                note(f"{name}.csv", fasop(*wanted, "--all", "--csv", "-"))
     with tempfile.TemporaryDirectory() as scratch:
         for model, cluster in SIMULATED:
             plans = Path(scratch) / "plans.json"

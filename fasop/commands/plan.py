@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from chakra_et import cli, files
 from fasop.commands import flag
@@ -50,7 +50,7 @@ class Config:
     mbs: int | None = flag("only this micro-batch, sequences", None)
     top: int = flag("plans shown", 10)
     json: bool = flag("print the plans as JSON, for the other commands", False)
-    csv: str = flag("write rows as CSV, or Parquet (.parquet), to this file (none or -: print them)", "")
+    csv: str = flag("write rows as CSV, or Parquet (.parquet), to this file (-: print them)", "")
     picture: str = flag("draw cost over time of all that is found, with the Pareto front, as .svg", "")
     all: bool = flag("every row, those that do not fit into memory too", False)
     oom: bool = flag("show plans that do not fit into memory too", False)
@@ -96,12 +96,11 @@ class Config:
     workers: int = flag("processes (0: as many as are worth it)", 0)
 
     def __post_init__(self) -> None:
-        for name in ("cp", "max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "seq", "iterations"):
+        counts = ("cp", "max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "seq", "iterations")
+        for name, least in [*((count, 1) for count in counts), ("hsdp", 0), ("workers", 0)]:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} is {value}: give at least 1")
-        if self.hsdp < 0:
-            raise ValueError(f"--hsdp is {self.hsdp}: give a number of GPUs")
+            if value is not None and value < least:
+                raise ValueError(f"--{name.replace('_', '-')} is {value}: give at least {least}")
         for name in ("budget", "max_step_time"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -110,8 +109,6 @@ class Config:
             raise ValueError(f"--tp {self.tp} is above --max-tp {self.max_tp}: give --max-tp {self.tp}")
         if not re.fullmatch(r"[0-9.]+[KMBT]?", self.tokens) or not self.steps_of(1):
             raise ValueError(f"--tokens {self.tokens}: give a number of tokens, as 300B or 2T")
-        if self.workers < 0:
-            raise ValueError(f"--workers is {self.workers}: give at least 0")
         if self.picture and not self.picture.endswith(".svg"):
             raise ValueError(f"--picture {self.picture}: give a name that ends in .svg")
         if self.json and self.csv:
@@ -150,32 +147,21 @@ class Config:
     def options(self, is_measured: bool) -> list[Options]:
         """The ways to run the job that are tried; is_measured: some cost file has the model."""
         modern = self.recipe == "modern" or self.recipe == "auto" and not is_measured
-        ways: tuple[Recompute, ...] = ("none", "selective", "full")
-        return [
-            Options(
-                recompute=way,
-                zero=3 if self.fsdp or self.hsdp else max(self.zero, int(modern)),
-                overlap=self.overlap or self.fsdp or self.hsdp > 0,
-                shard=self.hsdp,
-                offload=self.offload,
-                sequence_parallel=self.sequence_parallel or modern,
-                attention="flash" if modern else self.attention,
-                precision="mixed" if self.precision == "bf16" else self.precision,
-                engine=self.engine,
-                per_stage=self.per_stage,
-                cuda_graphs=self.cuda_graphs,
-            )
-            for way in ways
-            if self.recompute in ("auto", way)
-        ]
+        same = {each.name: getattr(self, each.name) for each in fields(Options) if hasattr(self, each.name)}
+        same |= {
+            "zero": 3 if self.fsdp or self.hsdp else max(self.zero, int(modern)),
+            "overlap": self.overlap or self.fsdp or self.hsdp > 0,
+            "shard": self.hsdp,
+            "sequence_parallel": self.sequence_parallel or modern,
+            "attention": "flash" if modern else self.attention,
+            "precision": "mixed" if self.precision == "bf16" else self.precision,
+        }
+        ways = get_args(Recompute) if self.recompute == "auto" else (self.recompute,)
+        return [Options(**{**same, "recompute": way}) for way in ways]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words: list[str] = []
-    for word in [*(sys.argv[1:] if argv is None else argv), "--"]:
-        # ``--csv`` without a file prints.
-        words += ["-", word] if words[-1:] == ["--csv"] and word.startswith("--") else [word]
-    config = cli.parse(Config, words[:-1], prog="python -m fasop plan")
+    config = cli.parse(Config, argv, prog="python -m fasop plan")
     if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
         raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
     plans, rows, clusters = found(config)
@@ -229,9 +215,7 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
 
     iterations = config.steps_of(model.global_batch * model.seq)
     options = config.options(bool(cost_name(cost_files, model)))
-    # Every row of every shape is one for all GPUs.
-    idle = config.idle and not config.all
-    goal = config.goal
+    goal, idle = config.goal, config.idle and not config.all  # every row of every shape is one for all GPUs
     if config.interleave:
         from fasop.search.planner import WIDER, interleave
 
@@ -242,8 +226,8 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
     if config.interleave:
         plans = interleave(plans, cost_files, iterations)
     if not plans:
-        raise PlanError(no_plan(model, clusters, cost_files, options, config.goal, config.max_tp))
-    if config.objective == "pareto" and config.goal.everything and not config.all:
+        raise PlanError(no_plan(model, clusters, goal))
+    if config.objective == "pareto" and goal.everything and not config.all:
         plans = pareto_front(plans, by_time_and_price)
     return plans if config.all or config.objective == "pareto" else plans[: config.top]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from chakra_et import cli, files
 from fasop.commands import flag
@@ -33,9 +34,9 @@ class Config:
     models_file: str = flag("YAML file of models", "")
     tp: tuple[int, ...] = flag("tensor-parallel degrees", (1,))
     mbs: tuple[int, ...] = flag("micro-batches, sequences", (1,))
-    device: str = flag("cuda or cpu (default: cuda where there is one)", "")
+    device: Literal["", "cuda", "cpu"] = flag("default: cuda where there is one", "")
     gpu_name: str = flag("its name in cluster files (default: its own)", "")
-    precision: str = flag("float16 (default on a GPU), bfloat16 or float32", "")
+    precision: Literal["", "float16", "bfloat16", "float32"] = flag("default: float16 on a GPU", "")
     warmup: int = flag("runs before the measured ones", 3)
     repeat: int = flag("measured runs, whose median counts", 10)
     from_et: tuple[str, ...] = flag("take the costs from these .et files, ranks of one run", ())
@@ -44,12 +45,6 @@ class Config:
     def __post_init__(self) -> None:
         if min((*self.tp, *self.mbs, self.repeat)) < 1 or self.warmup < 0:
             raise ValueError("--tp, --mbs and --repeat must be at least 1, --warmup 0")
-        if self.precision not in ("", "float16", "bfloat16", "float32"):
-            raise ValueError(f"--precision {self.precision}: choose float16, bfloat16 or float32")
-        if self.device not in ("", "cuda", "cpu"):
-            raise ValueError(f"--device {self.device}: choose cuda or cpu")
-        if not self.tp or not self.mbs:
-            raise ValueError("--tp and --mbs need at least one number each")
         if self.from_et and (len(self.tp) > 1 or len(self.mbs) > 1):
             raise ValueError("--from-et takes one --tp and one --mbs: those of the traced run")
 

@@ -118,7 +118,7 @@ def _replica(
     forward, backward = (seconds[units] for seconds in each)
     is_layer = passes.layers[units]
     sizes = passes.compute.sizes(gpu, tp)
-    parameters, of_experts = map(np.array, held_parameters(model, tp, ep, units))
+    parameters, of_experts = held_parameters(model, tp, ep, lambda each: np.array(each[units].sum()))
     if sizes is not None:
         parameters = np.array(sizes[0][units].sum())
     # Buckets of gradients go beside the backward of all layers but the first.

@@ -7,6 +7,8 @@ no scores (Dao et al. 2022, "FlashAttention").
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fasop.inputs.models import Model
@@ -49,19 +51,17 @@ def copies(model: Model) -> np.ndarray:
     return found
 
 
-def counted_twice(model: Model, tp: int, held_copies: np.ndarray) -> np.ndarray:
-    """Parameters of one GPU that several units of a stage share; held_copies: of the embedding, in its
-    units.
+def held_parameters(
+    model: Model, tp: int, ep: int, total: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Parameters of one GPU of a stage, and those of them that belong to experts.
+
+    total: sums values of all units over the units of a stage, or of every stage that there could be.
     """
-    twice: np.ndarray = np.maximum(held_copies - 1, 0) * (model.hidden * model.vocab / tp)
-    return twice
-
-
-def held_parameters(model: Model, tp: int, ep: int, units: slice) -> tuple[float, float]:
-    """Parameters of one GPU of a stage, and those of them that belong to experts."""
     each, of_experts = parameters(model, tp, ep)
-    twice = counted_twice(model, tp, copies(model)[units].sum())
-    return float(each[units].sum() - twice), float(of_experts[units].sum())
+    # What several units of a stage share is there once.
+    twice = np.maximum(total(copies(model)) - 1, 0) * (model.hidden * model.vocab / tp)
+    return total(each) - twice, total(of_experts)
 
 
 def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
+from fasop.exact.memory import activations, held_parameters, stage_gib
 from fasop.exact.passes import Passes, exposed_seconds
 from fasop.inputs.models import Model
 from fasop.memo import memo, sharing
@@ -155,9 +155,7 @@ class StageCosts:
     @memo
     def held(self, tp: int) -> tuple[np.ndarray, np.ndarray]:
         """Parameters of one GPU [a, b], and those of them that belong to experts, 0 where b ≤ a."""
-        held, of_experts = (finite(ranges(each)) for each in parameters(self.model, tp, self.shape.ep))
-        held = held - counted_twice(self.model, tp, finite(ranges(copies(self.model))))
-        return held, of_experts
+        return held_parameters(self.model, tp, self.shape.ep, lambda each: finite(ranges(each)))
 
     def memory(self, choice: StageChoice, in_flight: float) -> np.ndarray:
         """GiB of one GPU [a, b], the margin included, with the activations of that many micro-batches."""

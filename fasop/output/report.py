@@ -311,7 +311,8 @@ def _memory(plan: Plan) -> str:
     pairs = zip(plan.stage_memory, plan.stage_cap, strict=True)
     stage = [size / cap for size, cap in pairs].index(plan.fullest)
     tp = plan.choice(stage).tp
-    held, of_experts = held_parameters(plan.model, tp, plan.ep, plan.units(stage))
+    units = plan.units(stage)
+    held, of_experts = map(float, held_parameters(plan.model, tp, plan.ep, lambda each: each[units].sum()))
     ranks = plan.tp * plan.dp // tp
     pieces = zip(state_bytes(plan.options, ranks), state_bytes(plan.options, ranks // plan.ep), strict=True)
     kinds = [MEMORY_MARGIN / GIB * ((held - of_experts) * a + of_experts * b) for a, b in pieces]

@@ -236,7 +236,8 @@ def _once(plan: Plan, stage: int, event: Event, reductions: int) -> Iterator[Pie
         if event.bucket >= 0:
             name += f" {event.bucket}"
     tp = plan.choice(stage).tp
-    held, of_experts = held_parameters(plan.model, tp, plan.ep, plan.units(stage))
+    units = plan.units(stage)
+    held, of_experts = map(float, held_parameters(plan.model, tp, plan.ep, lambda each: each[units].sum()))
     of_experts *= plan.ep > 1
     others = (event.end - event.start) * (1 - plan.parts[stage].experts) if of_experts else ALL
     for what, of, ranks, seconds, among in (

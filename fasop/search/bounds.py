@@ -144,13 +144,14 @@ class Bounds:
         per_stage = self.options.per_stage
         key = (*((shape.group, shape.batch) if per_stage else (shape.tp, shape.mbs)), shape.ep, ranks)
         if key not in self._known_speeds:
-            tables, names = StageCosts(self.passes, shape), [gpu.name for gpu in self.cluster.gpus]
-            can = all(tables.choices(tables.pure_seats(name)) for name in names)
-            each = [_fastest(tables, name) for name in names] if can else []
-            self._known_speeds[key] = self._speeds_of(each) if can else None
+            self._known_speeds[key] = self._speeds_of(StageCosts(self.passes, shape))
         return self._known_speeds[key]
 
-    def _speeds_of(self, passes: list[tuple[np.ndarray, np.ndarray, float]]) -> _Speeds:
+    def _speeds_of(self, tables: StageCosts) -> _Speeds | None:
+        names = [gpu.name for gpu in self.cluster.gpus]
+        if not all(tables.choices(tables.pure_seats(name)) for name in names):
+            return None
+        passes = [_fastest(tables, name) for name in names]
         totals = [forward + backward for forward, backward, _ in passes]
         fastest, is_layer = np.min(totals, axis=0), self.passes.layers
         some, layers = fastest > 0, float(fastest[is_layer].sum())

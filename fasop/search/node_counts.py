@@ -85,21 +85,6 @@ class NodeCounts:
             if use is not None and (end == self.stages or self.blocks[b].is_full):
                 yield b, end, use
 
-    def sequences(self) -> Iterator[tuple[Block, ...]]:
-        """All orders of blocks."""
-        known = [set(map(tuple, layer.tolist())) for layer in self.states]
-
-        def extend(prefix: tuple[Block, ...], stage: int, used: State) -> Iterator[tuple[Block, ...]]:
-            if stage == self.stages:
-                yield prefix
-                return
-            for b, end, use in self._next(stage):
-                after = tuple(a + b for a, b in zip(used, use, strict=True))
-                if after in known[end]:
-                    yield from extend((*prefix, self.blocks[b]), end, after)
-
-        yield from extend((), 0, (0,) * len(self.sizes))
-
 
 def _among(
     codes: np.ndarray, states: np.ndarray, most: np.ndarray, weights: np.ndarray
@@ -112,13 +97,6 @@ def _among(
 
 
 def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each distinct value comes first, in ascending order of values; and which of them each one is.
-
-    ``np.unique`` would load masked arrays, which takes a part of the start-up.
-    """
-    order = values.argsort(kind="stable")
-    ordered = values[order]
-    is_new = np.append(np.ones(min(len(values), 1), dtype=bool), ordered[1:] != ordered[:-1])
-    which = np.empty(len(values), dtype=int)
-    which[order] = is_new.cumsum() - 1
-    return order[is_new], which
+    """Where each distinct value comes first, in ascending order of values; and which of them each one is."""
+    _, first, which = np.unique(values, return_index=True, return_inverse=True)
+    return first, which

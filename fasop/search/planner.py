@@ -27,7 +27,7 @@ from fasop.plans.shapes import MOST_BLOCKS, Block, Seats, Shape, blocks, gpu_typ
 from fasop.schedule import interleaved, one_f_one_b
 from fasop.schedule.events import with_chunks
 from fasop.search.bounds import Bounds
-from fasop.search.improve import best_of_all, improve
+from fasop.search.improve import improve
 from fasop.search.node_counts import NodeCounts
 from fasop.search.partition import Assignment, Search
 
@@ -70,11 +70,8 @@ class Planner:
         found = self._tables[key]
         return found if found.shape == shape else found.of(shape)
 
-    def counts(self, shape: Shape) -> NodeCounts:
-        return self._node_counts(shape.group, shape.pp)
-
     @memo
-    def _node_counts(self, gpus_per_stage: int, stages: int) -> NodeCounts:
+    def counts(self, gpus_per_stage: int, stages: int) -> NodeCounts:
         return NodeCounts(self.cluster, self._blocks(gpus_per_stage)[0], stages, self.idle)
 
     @memo
@@ -92,19 +89,16 @@ class Planner:
         None where none fits into memory, or where none can take less than ``limit`` seconds; ``fit``
         False: as if memory had no end.
         """
-        tables, counts = self.tables(shape), self.counts(shape)
+        tables, counts = self.tables(shape), self.counts(shape.group, shape.pp)
         if not counts.possible:
             return None
-        if fit and (found := best_of_all(tables, counts)) is not False:
-            return self.plan(shape, found, math.inf) if found else None
-        guess = self.bounds.busiest(shape)
-        assignment = Search(tables, counts, fit, guess=guess).best(limit)
+        assignment = Search(tables, counts, fit, guess=self.bounds.busiest(shape)).best(limit)
         return self.plan(shape, assignment, assignment.objective, fit) if assignment else None
 
     def refine(self, plan: Plan) -> Plan:
         """The plan, which fits into memory, or a better one of the same shape near it."""
         shape = plan.shape
-        tables, counts = self.tables(shape), self.counts(shape)
+        tables, counts = self.tables(shape), self.counts(shape.group, shape.pp)
         seats = stage_seats(self.cluster, plan.placement, shape)
         assignment = Assignment(plan.placement, seats, plan.partition, plan.lower_bound)
         better = improve(tables, [assignment, *Search(tables, counts).near(assignment)])

@@ -70,7 +70,7 @@ def test_assignments_near_the_best_are_assignments_and_one_of_them_is_improved(
     name: str, cluster: str, degrees: tuple[int, ...]
 ) -> None:
     planner, shape = planner_of(name, cluster), Shape(*degrees)
-    tables, counts = planner.tables(shape), planner.counts(shape)
+    tables, counts = planner.tables(shape), planner.counts(shape.group, shape.pp)
     search = Search(tables, counts)
     best = search.best()
     near = search.near(best)
@@ -111,7 +111,7 @@ def test_a_search_is_gone_with_its_last_reference() -> None:
     # Results kept by functools.cache held every table of every search: 18 GB after some hundred plans.
     planner, shape = planner_of("bert-large", "paper-bert-het"), Shape(1, 2, 8, 8)
     tables = planner.tables(shape)
-    search = Search(tables, planner.counts(shape))
+    search = Search(tables, planner.counts(shape.group, shape.pp))
     assert search.best() is not None
     kept = weakref.ref(search), weakref.ref(tables)
     # The planner keeps the tables of the last shapes, and of no more.

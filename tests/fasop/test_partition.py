@@ -163,7 +163,7 @@ def test_a_guess_changes_nothing_about_what_is_found(times: float) -> None:
     model, shape = find_model("bert-large"), Shape(1, 2, 8, 4)
     (cluster,) = load_clusters("paper-bert-het")
     planner = cases.planner(model, cluster, [read_costs()])
-    tables, counts = planner.tables(shape), planner.counts(shape)
+    tables, counts = planner.tables(shape), planner.counts(shape.group, shape.pp)
     without, guess = Search(tables, counts).best(), planner.bounds.busiest(shape)
     found = Search(tables, counts, guess=times * guess).best()
     assert found.objective == pytest.approx(without.objective, rel=1e-9)

@@ -77,7 +77,7 @@ def test_all_rows_as_csv(
 
 
 def test_csv_without_a_file_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    text = run(capsys, *BERT, "--csv", "--top", "4")
+    text = run(capsys, *BERT, "--csv", "-", "--top", "4")
     assert len(list(csv.reader(io.StringIO(text)))) == 5
 
 
@@ -122,12 +122,12 @@ def test_the_costs_that_were_not_measured_are_named(capsys: pytest.CaptureFixtur
     [
         ([*BERT, "--top", "0"], "--top is 0: give at least 1"),
         ([*BERT, "--budget", "-1"], "--budget is -1.0: give a number above 0"),
-        ([*BERT, "--json", "--csv"], "--json and --csv exclude each other"),
+        ([*BERT, "--json", "--csv", "-"], "--json and --csv exclude each other"),
         ([*BERT, "--tp", "3"], "no plan has tp 3"),
         ([*BERT, "--cost-model", "hpdc24", "--tp", "3"], "leave out one of them"),
         ([*BERT, "--cost-model", "hpdc24", "--max-tp", "8"], "use --cost-model exact"),
         ([*BERT, "--budget", "20"], "no cluster costs at most $20/h, paper-bert-het $57.20/h"),
-        ([*BERT, "--max-step-time", "0.1"], "the fastest takes 0.9"),
+        ([*BERT, "--max-step-time", "0.1"], "takes at most 0.1 s per step: raise"),
         ([*BERT, "--cost-model", "hpdc24", "--max-step-time", "0.1"], "the fastest takes 0.8197 s"),
         ([*BERT, "--csv", "/no/such/folder/rows.csv"], "no such folder: make /no/such/folder first"),
         ([*BERT, "--global-batch", "0"], "--global-batch is 0"),
