@@ -271,7 +271,7 @@ def _proposals(
     if has_device:
         tried.append((small, halved["memory"], ""))
     if found.slow_rank is not None:
-        flags = f"--rank {found.slow_rank} as median" if len(found.slow_ranks) == 1 else ""
+        flags = f"--rank {found.slow_rank}" if len(found.slow_ranks) == 1 else ""
         who = found.slow_names().replace("R", "r", 1)
         tried.append((f"{who} as fast as the others", found.slow_rank_gain, flags))
     for kernel in found.kernels[:1]:

@@ -34,8 +34,7 @@ class RankSet:
     ``name``: the folder and NAME. ``files``: rank → path, in order of rank; ``alone``: the only file has no
     rank in its name, but in its metadata. ``by_name``: the user gave the name of the run, not of its files,
     and so means all of them. ``world``: ranks that the run had; ``groups``: number → ranks, of the comm-group
-    file, empty without one; ``notes``: what ``record.check`` says, one sentence each. ``manifest``: the
-    capture's, of ``read_set`` only.
+    file, empty without one; ``notes``: what ``record.check`` says, one sentence each.
     """
 
     name: str
@@ -45,7 +44,6 @@ class RankSet:
     world: int = 1
     groups: Groups = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    manifest: dict[str, Any] | None = None
 
     @property
     def run(self) -> RunFiles:
@@ -130,15 +128,16 @@ def read_set(name: str, allow_missing: bool = False) -> RankSet:
             where = found.run.groups_file
             raise TraceError(f"{where}: group {group[:40]!r} isn't a number from 1 on: convert again")
     path = found.run.manifest_file
+    manifest: dict[str, Any] = {}
     if path.is_file():
         try:
-            found.manifest = read_json(path)
+            manifest = read_json(path)
         except (OSError, ValueError, RecursionError) as error:
             raise TraceError(f"{path}: {reason(error)}: correct it, or remove it") from None
-        if not isinstance(found.manifest, dict):
+        if not isinstance(manifest, dict):
             raise TraceError(f"{path}: isn't a manifest: correct it, or remove it")
     members = (rank + 1 for ranks in found.groups.values() for rank in ranks)
-    recorded = (found.manifest or {}).get("world_size")
+    recorded = manifest.get("world_size")
     found.world = max(found.world, *found.files, recorded if type(recorded) is int else 0, *members)
     return found
 

@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,27 +35,25 @@ Pass = tuple[list[int], int]
 class Blocks:
     """Of each row: ``group``, a forward or backward pass (numbers from 0), ``block``, the place of its block
     in that pass (from 0, in order of the layers), both -1 outside of blocks; int64[N]. ``is_backward``: of
-    each group. ``held``: blocks of each forward pass. ``source``: what they were recognised by. ``others``:
-    what else repeats, and is no block of these."""
+    each group. ``held``: blocks of each forward pass. ``source``: what they were recognised by."""
 
     group: np.ndarray
     block: np.ndarray
     is_backward: list[bool]
     held: int
     source: str
-    others: tuple[str, ...] = ()
 
 
 def find_blocks(of_rank: Mapping[int, Operators], where: str) -> dict[int, Blocks]:
     """The blocks of each rank. Raises ``TraceError``, naming what was looked for, where there are none."""
     passes = {rank: _module_passes(each) for rank, each in of_rank.items()}
-    source, others = "modules", _other_modules(of_rank)
+    source = "modules"
     if not all(passes.values()):
         unit = _unit(
             [[each.name[row] for row in rows] for each in of_rank.values() for rows in _stretches(each)]
         )
         passes = {rank: _unit_passes(each, unit) for rank, each in of_rank.items()}
-        source, others = "repeated operators", ()
+        source = "repeated operators"
     empty = next((rank for rank, found in passes.items() if not found), None)
     if empty is not None:
         raise TraceError(
@@ -63,10 +61,7 @@ def find_blocks(of_rank: Mapping[int, Operators], where: str) -> dict[int, Block
             "class (attribute module) nor outermost operators that repeat one after the other in a forward "
             "pass"
         )
-    return {
-        rank: replace(_filled(each, passes[rank], source, f"{where}.{rank}"), others=others)
-        for rank, each in of_rank.items()
-    }
+    return {rank: _filled(each, passes[rank], source, f"{where}.{rank}") for rank, each in of_rank.items()}
 
 
 def _stretches(operators: Operators) -> list[list[int]]:
@@ -183,23 +178,6 @@ def _family(table: Sequence[str], uses: Counter[int]) -> tuple[int, dict[int, st
         and (named := _MODULE.fullmatch(text.split("/")[depth]))
         and "/".join([*text.split("/")[:depth], named[1]]) == path
     }
-
-
-def _other_modules(of_rank: Mapping[int, Operators]) -> tuple[str, ...]:
-    """Other repeated modules of a transformer's size: an encoder's beside a decoder's."""
-    found: dict[str, int] = {}
-    for operators in of_rank.values():
-        table, index = texts(operators.trace, "module")
-        tops = [row for rows in operators.tops.values() for row in rows]
-        uses = Counter(int(index[row]) for row in tops if operators.phase[row] == "forward")
-        chosen = _family(table, uses) if table else None
-        if chosen:
-            left = Counter({at: count for at, count in uses.items() if at not in chosen[1]})
-            other = _family(table, left) if left else None
-            if other and sum(left[at] for at in other[1]) >= LEAST_SHARE / 2 * sum(uses.values()):
-                members = set(other[1].values())
-                found[min(members).split("/")[-1].rpartition("_")[0]] = len(members)
-    return tuple(f"{count} of {name}" for name, count in found.items())
 
 
 def _next_top(operators: Operators, row: int) -> int:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -92,7 +92,6 @@ def message_distances(traces: Iterable[ExecutionTrace]) -> set[int]:
 def find_mesh(
     where: str,
     groups: Groups,
-    manifest: Mapping[str, Any] | None,
     traces: Mapping[int, ExecutionTrace],
     world: int,
     text: str = "",
@@ -105,14 +104,7 @@ def find_mesh(
     """
     if text:
         return parse_mesh(text, world)
-    entries = (manifest or {}).get("process_groups")
-    described = {
-        str(entry.get("description", "")): entry["ranks"]
-        for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict) and isinstance(entry.get("ranks"), list)
-    }
-    for trace in traces.values():
-        described |= dict(described_groups(trace))
+    described = dict(each for trace in traces.values() for each in described_groups(trace))
     mesh = mesh_of(groups, described, message_distances(traces.values()), world)
     # What shares work in the forward pass, as tensor, sequence or expert parallelism does, is no replica.
     for name, use in forward_uses(traces.values()).items():

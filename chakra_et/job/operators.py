@@ -16,6 +16,7 @@ from chakra_et.et.node_attributes import parents, texts
 
 ENGINE = "autograd::engine::evaluate_function"
 GRADIENT = "torch::autograd::AccumulateGrad"
+"""The autograd function whose input is a parameter's whole gradient."""
 Shape = tuple[int, ...]
 
 

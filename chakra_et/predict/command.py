@@ -2,7 +2,7 @@
 
     chakra-et predict traces/gpt2 --scale 'aten::mm|gemm'=0.5
     chakra-et predict traces/gpt2 --bandwidth 100Gbit/s --latency 5us
-    chakra-et predict traces/gpt2 --rank 3 as median --output predicted/gpt2
+    chakra-et predict traces/gpt2 --rank 3 --output predicted/gpt2
 
 Exit status: 0; 2 for arguments or files that can't be used.
 """
@@ -50,9 +50,7 @@ class PredictConfig:
         "all kernels and copies of devices take FACTOR times as long, and no call of the host",
         metavar="FACTOR",
     )
-    rank: tuple[str, ...] = _option(
-        "3 as median: rank 3 computes like the median of the others; 3 as 0: like rank 0", ()
-    )
+    rank: int | None = _option("a rank that computes like the median of the others")
     gpu: str | None = _option(
         "kernels as they would be on another GPU: H100→MI300X or H100:MI300X; or a file of measure-gpu",
         metavar="FROM:TO",
@@ -215,16 +213,13 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
         from chakra_et.predict.gpu import parse_gpu
 
         found.append(parse_gpu(config.gpu))
-    if config.scale or config.rank or config.gpu_kernels is not None:
+    if config.scale or config.gpu_kernels is not None or config.rank is not None or config.overlap:
         from chakra_et.transform import durations
 
         found += [durations.parse_scale(each) for each in config.scale]
         found += [] if config.gpu_kernels is None else [durations.GpuKernels(config.gpu_kernels)]
-        found += [durations.parse_rank(config.rank)] if config.rank else []
-    if config.overlap:
-        from chakra_et.transform.durations import Overlap
-
-        found.append(Overlap())
+        found += [] if config.rank is None else [durations.RankAs(config.rank)]
+        found += [durations.Overlap()] if config.overlap else []
     return found
 
 

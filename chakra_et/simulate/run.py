@@ -264,7 +264,7 @@ def solve(run: Run, setting: Setting) -> NodeTimes:
         lasting[matched] = needed[operation]
         start, end = schedule.run(setting.own_ns, lasting, run.release_ns)
     raise TraceError(
-        f"the transfers that share links don't settle in {_ATTEMPTS} attempts: predict with --contention off"
+        f"the transfers that share links don't settle in {_ATTEMPTS} attempts: predict with --no-contention"
     )
 
 

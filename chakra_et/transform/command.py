@@ -118,7 +118,7 @@ def write_scaled(
             f"{target.folder / target.name}: there are files of that name: choose another -o, or remove them"
         )
     slowdown = find_slowdown(run)
-    made = scaled(slowdown.without(run) if slowdown else run, wanted, found.manifest)
+    made = scaled(slowdown.without(run) if slowdown else run, wanted)
     notes = [*found.notes, *made.notes]
     target.folder.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.folder / target.name) as scratch:

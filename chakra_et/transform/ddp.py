@@ -21,13 +21,11 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, item_
 from chakra_et.et.node_attributes import dependencies, lanes, parents
 from chakra_et.et.rearrange import New, insert
 from chakra_et.job.gradients import buckets_of
+from chakra_et.job.operators import ENGINE, GRADIENT
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
 
-READY = "torch::autograd::AccumulateGrad"
-"""The autograd function whose input is a parameter's whole gradient."""
-_AROUND = "autograd::engine::evaluate_function"
 BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """What copies a reduced gradient out of its bucket."""
 INTO_BUCKET = "torch::distributed::reducer::mul_out"
@@ -76,15 +74,15 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
     name = [trace.names[row] for row in range(len(trace))]
     recorded = [] if inputs is None else zip(inputs.rows.tolist(), inputs.shapes, inputs.types, strict=True)
     shapes = {row: (shape, kind) for row, shape, kind in recorded if shape != b"[]"}
-    ready = [row for row in shapes if name[row] == READY]
+    ready = [row for row in shapes if name[row] == GRADIENT]
     if not ready:
         raise TraceError(
-            f"{flag}: rank {rank} has no node {READY} with a recorded shape: capture CPU operators with "
+            f"{flag}: rank {rank} has no node {GRADIENT} with a recorded shape: capture CPU operators with "
             "record_shapes"
         )
     above = [int(parent[row]) for row in ready]
     anchors = [
-        up if up >= 0 and name[up].startswith(_AROUND) else row for row, up in zip(ready, above, strict=True)
+        up if up >= 0 and name[up].startswith(ENGINE) else row for row, up in zip(ready, above, strict=True)
     ]
     group = inside(trace, anchors)
     reduces = (trace.types == NodeType.COMM_COLL) & (
@@ -116,12 +114,6 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
         buckets = _buckets(trace, launched, gradients, f"a step of rank {rank}", flag)
         found.append(Backward(gradients, buckets, finish, begin, end))
     return found
-
-
-def plan_buckets(step: Backward, mb: float, first_mb: float) -> list[list[int]]:
-    """The gradients in each bucket of one step, by DDP's rule."""
-    sizes, types = [each.size for each in step.gradients], [each.type for each in step.gradients]
-    return buckets_of(sizes, types, mb * 2**20, first_mb * 2**20)
 
 
 def bucket_bytes(step: Backward, part: list[int]) -> int:
@@ -249,7 +241,13 @@ class BucketSize:
             last = CollectiveTimes(run, self.model, awaited(run, [steps for _, steps in found]))
         traces, sizes = [], []
         for trace, steps in found:
-            plan = [plan_buckets(step, self.mb, self.mb) if step.buckets else [] for step in steps]
+            limit = self.mb * 2**20
+            plan = [
+                buckets_of([g.size for g in step.gradients], [g.type for g in step.gradients], limit, limit)
+                if step.buckets
+                else []
+                for step in steps
+            ]
             sizes.append(
                 [
                     [bucket_bytes(step, part) for part in parts]

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.errors import TraceError, time_limit
+from chakra_et.errors import TraceError
 from chakra_et.et.sets import MANY_RANKS
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural, shortened
 
 _LONGEST_NS = 2**61
-MATCHING_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,18 @@ class Scale:
     factor: float
 
     def apply(self, run: Run, setting: Setting) -> Setting:
-        chosen = matching_nodes(run, self.pattern, "--scale")
+        try:
+            expression = re.compile(self.pattern)
+        except re.error as error:
+            raise TraceError(f"--scale: {self.pattern!r} is not a regular expression: {error}") from None
+        chosen = np.array([bool(expression.search(name)) for name in run.names])[run.name_of]
+        if not chosen.any():
+            spent = np.bincount(run.name_of, run.measured.own_ns, len(run.names))
+            longest = np.argsort(-spent)[:4].tolist()
+            near = ", ".join(repr(shortened(run.names[at], 60)) for at in longest)
+            raise TraceError(
+                f"--scale: no node's name matches {self.pattern!r}: the longest nodes are {near}"
+            )
         return _scaled(run, setting, chosen, self.factor, f" matching {self.pattern!r}")
 
 
@@ -70,22 +80,20 @@ def _scaled(run: Run, setting: Setting, chosen: np.ndarray, factor: float, which
 
 @dataclass(frozen=True)
 class RankAs:
-    """Rank ``rank`` computes as fast as the median of the others (``like`` None), or as rank ``like``.
+    """Rank ``rank`` computes as fast as the median of the others.
 
     Nodes correspond by name and order. What the rank runs more or less often than the others takes in sum
     what it takes there. Communication isn't changed but by what the rank no longer delays.
     """
 
     rank: int
-    like: int | None = None
 
     def apply(self, run: Run, setting: Setting) -> Setting:
         ranks = run.graph.ranks
-        for rank in (self.rank, *([] if self.like is None else [self.like])):
-            if rank not in ranks:
-                raise TraceError(f"--rank {rank}: the run has ranks {', '.join(map(str, ranks[:9]))}")
-        others = [rank for rank in ranks if rank != self.rank] if self.like is None else [self.like]
-        if not others or self.like == self.rank:
+        if self.rank not in ranks:
+            raise TraceError(f"--rank {self.rank}: the run has ranks {', '.join(map(str, ranks[:9]))}")
+        others = [rank for rank in ranks if rank != self.rank]
+        if not others:
             raise TraceError(f"--rank {self.rank}: there is no other rank to compare it with")
         mine = ranks.index(self.rank)
         if len(others) > MANY_RANKS:  # at random, as ranks of one step width would be of one place in a mesh
@@ -119,29 +127,10 @@ class RankAs:
         changed = int(known[own_group].sum())
         total = int(computing[run.graph.trace_of == mine].sum())
         some = f"{len(others)} other" if len(others) < len(ranks) - 1 else "the other"
-        like = f"the median of {some} ranks" if self.like is None else f"rank {self.like}"
         return replace(setting, own_ns=own).noting(
-            f"rank {self.rank} as {like}: {changed:,} of its {total:,} nodes have counterparts"
+            f"rank {self.rank} as the median of {some} ranks: {changed:,} of its {total:,} nodes have "
+            "counterparts"
         )
-
-
-def matching_nodes(run: Run, pattern: str, flag: str) -> np.ndarray:
-    """The nodes whose names have a match of a regular expression, bool[N]; at least one, or
-    ``TraceError``.
-    """
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise TraceError(f"{flag}: {pattern!r} is not a regular expression: {error}") from None
-    slow = f"{flag}: {pattern!r} takes longer than {MATCHING_SECONDS} s to match: give a simpler expression"
-    with time_limit(MATCHING_SECONDS, TraceError(slow)):
-        matches = np.array([bool(expression.search(name)) for name in run.names])
-    chosen: np.ndarray = matches[run.name_of]
-    if not chosen.any():
-        spent = np.bincount(run.name_of, run.measured.own_ns, len(run.names))
-        near = ", ".join(repr(shortened(run.names[at], 60)) for at in np.argsort(-spent)[:4].tolist())
-        raise TraceError(f"{flag}: no node's name matches {pattern!r}: the longest nodes are {near}")
-    return chosen
 
 
 def parse_scale(text: str) -> Scale:
@@ -156,14 +145,6 @@ def parse_scale(text: str) -> Scale:
             f"--scale {text!r}: write PATTERN=FACTOR with a factor from 0 on, as 'aten::mm|gemm'=0.5"
         )
     return Scale(pattern, value)
-
-
-def parse_rank(words: Sequence[str]) -> RankAs:
-    """``3 as median`` or ``3 as 0``. Raises ``ValueError``."""
-    found = re.fullmatch(r"(\d{1,9})\s+as\s+(median|\d{1,9})", " ".join(words))
-    if not found:
-        raise ValueError(f"--rank {' '.join(words)}: write RANK as median, or RANK as OTHER, as 3 as median")
-    return RankAs(int(found[1]), None if found[2] == "median" else int(found[2]))
 
 
 def _alike(

@@ -68,20 +68,20 @@ class Shard:
         blocks = find_blocks(operators, where)
         times = CollectiveTimes(run, self.model, awaited(run, list(backward.values())))
         made, counts, planned = [], [], []
-        first = None
-        for place, (rank, each) in enumerate(operators.items()):
-            steps = [find_units(each, blocks[rank], step, f"{where}.{rank}") for step in backward[rank]]
+        of_rank = {
+            rank: [find_units(each, blocks[rank], step, f"{where}.{rank}") for step in backward[rank]]
+            for rank, each in operators.items()
+        }
+        for place, (rank, steps) in enumerate(of_rank.items()):
             planned.append([[unit.shard_bytes(ranks) for unit in step.units] for step in steps])
             if planned[-1] != planned[0]:
                 raise TraceError(
                     f"{where}: rank {rank} has other parameters in its blocks than rank {run.graph.ranks[0]}"
                 )
-            trace, count = _sharded(each.trace, backward[rank], steps, times, place, ranks)
+            trace, count = _sharded(traces[rank], backward[rank], steps, times, place, ranks)
             made.append(trace)
             counts.append(count)
-            first = first or steps[0]
-        assert first is not None
-        known = backward[run.graph.ranks[0]]
+        first, known = of_rank[run.graph.ranks[0]][0], backward[run.graph.ranks[0]]
         buckets = sum(len(step.buckets) for step in known) / len(known)
         sources = " and ".join(sorted({each.source for each in blocks.values()}))
         nodes, before, after = np.sum(counts, axis=0).tolist()

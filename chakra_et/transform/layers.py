@@ -74,9 +74,6 @@ def with_layers(ranks: RankTraces, layers: str) -> RankTraces:
         f"{total} repeated blocks were recognised by {sources}; each of the {count} new ones does what the "
         "captured one beside it does, forward and backward, with its kernels and communication"
     ]
-    others = sorted({other for each in blocks.values() for other in each.others})
-    if others:
-        notes.append(f"what else repeats stays as captured: {', '.join(others)}")
     if found["before"]:
         notes.append(
             f"all ranks together have {found['after']:,} gradients' elements in place of "

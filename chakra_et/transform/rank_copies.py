@@ -29,6 +29,7 @@ from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.run import Run, make_run
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.transform.changes import with_sizes
 
 SHARDED = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)
@@ -37,8 +38,6 @@ RECORDED = ("measured_end_micros", "trace_start_ns", "clock_offset_ns", "clock_s
 EVERY = ("", "0")
 """The names of the group of all ranks, which needs no entry in the group file."""
 WAITING = ("wait_micros", "transfer_micros")
-KINDS = ("operator", "kernel", "host-overhead", "device-overhead")
-"""Of the attribute ``kind``: what varies on its own; all other nodes together are one kind more."""
 
 
 def transfers(run: Run) -> dict[int, np.ndarray]:
@@ -123,7 +122,7 @@ def varied(trace: ExecutionTrace, step: np.ndarray, factors: np.ndarray) -> Exec
     """The trace with compute times multiplied by the factor (float64[S, K]) of their ``step`` (int64[N]) and
     kind."""
     computes = (trace.types < NodeType.COMM_SEND) & (step >= 0)
-    of_node = factors[np.minimum(step, len(factors) - 1), _kind_of(trace)]
+    of_node = factors[np.minimum(step, len(factors) - 1), node_kinds(trace)]
     duration = trace.duration_micros.copy()
     # Rounded so that their sum stays right.
     ends = np.cumsum(duration[computes].astype(np.float64) * of_node[computes])
@@ -146,7 +145,7 @@ def step_of(trace: ExecutionTrace) -> np.ndarray:
     on_device = trace.column("is_cpu_op") == 0
     source, target = dependencies(trace)
     # Work that was launched before the recording hangs on the gap with which the recording begins.
-    launched = on_device[target] & (_kind_of(trace)[source] != KINDS.index("host-overhead"))
+    launched = on_device[target] & (node_kinds(trace)[source] != KINDS.index("host-overhead"))
     source, target = source[launched], target[launched]
     order = np.argsort(target, kind="stable")
     found, known = step.tolist(), (~on_device).tolist()
@@ -158,19 +157,11 @@ def step_of(trace: ExecutionTrace) -> np.ndarray:
     return np.where(launched_before, -1, np.array(found, np.int64))
 
 
-def _kind_of(trace: ExecutionTrace) -> np.ndarray:
-    """Index into ``KINDS`` of each node, int64[N], len(KINDS) for any other."""
-    table, index = texts(trace, "kind")
-    code = [KINDS.index(name) if name in KINDS else len(KINDS) for name in table]
-    kinds: np.ndarray = np.array([*code, len(KINDS)])[index]
-    return kinds
-
-
 def compute_micros(trace: ExecutionTrace) -> np.ndarray:
     """Time of all but communication by step and kind, float64[S, K]."""
-    step, width = step_of(trace), len(KINDS) + 1
+    step, width = step_of(trace), len(KINDS)
     computes = (trace.types < NodeType.COMM_SEND) & (step >= 0)
-    cell = (step * width + _kind_of(trace))[computes]
+    cell = (step * width + node_kinds(trace))[computes]
     micros = trace.duration_micros[computes].astype(np.float64)
     found: np.ndarray = np.bincount(cell, micros, (int(step.max(initial=0)) + 1) * width)
     return found.reshape(-1, width)
@@ -225,7 +216,7 @@ def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> 
     rank.
     """
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
-    mesh = find_mesh(found.run.name, found.groups, found.manifest, traces, found.world, mesh_text)
+    mesh = find_mesh(found.run.name, found.groups, traces, found.world, mesh_text)
     groups = ScaledGroups(found.groups, mesh, mesh)
     lasting = transfers(make_run(found.run.name, list(traces.values()), list(traces), found.groups))
     generator = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class Scaling:
         return scaled(run, self).as_run(run)
 
 
-def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None) -> Scaled:
+def scaled(run: Run, wanted: Scaling) -> Scaled:
     """The run with other ranks, layers, batch or sequence. Raises ``TraceError`` where it can't be made.
 
     What communication takes is what it took once all its members were there; of other bytes or ranks, by the
@@ -86,7 +86,7 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
     own = {name: list(members) for name, members in run.comm_groups.items()}
     unlisted = {name for trace in captured.values() for name in texts(trace, "pg_name")[0]} - own.keys()
     own |= {name: list(range(world)) for name in unlisted}
-    old = find_mesh(name, own, manifest, captured, world, wanted.mesh)
+    old = find_mesh(name, own, captured, world, wanted.mesh)
     new = _new_mesh(old, wanted)
     timed_ones = any(each.ns > 0 for each in collective_samples(find_communication(run)))
     times = CollectiveTimes(run, wanted.network) if wanted.network or timed_ones else None

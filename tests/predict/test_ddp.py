@@ -14,11 +14,12 @@ from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, TensorInfo
+from chakra_et.job.operators import GRADIENT
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.predict.write import write_prediction
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.transform.accumulation import Accumulate
-from chakra_et.transform.ddp import BACK, INTO_BUCKET, READY, BucketSize, find_backward
+from chakra_et.transform.ddp import BACK, INTO_BUCKET, BucketSize, find_backward
 from chakra_et.transform.durations import Scale
 from chakra_et.transform.network import Network
 from chakra_et.transform.scale import Scaling
@@ -76,7 +77,7 @@ class Step:
             shape = f"[[{size},{MB // 4}]]"
             self.add(BEFORE, 20, phase="backward", seq_id=len(gradients) - at)
             around = self.add(AROUND, 0)
-            self.add(READY, 1, shape, parent=around)
+            self.add(GRADIENT, 1, shape, parent=around)
             if buckets:
                 self.add(INTO_BUCKET, 3, shape, parent=around)
             for bucket in buckets:
@@ -259,7 +260,7 @@ def on_device() -> Run:
             cpu(n, 1, (before,), name="cudaLaunchKernel", kind="runtime"),
             kernel(n + 1, 100, (n,), kind="kernel", parent=n),
             cpu(n + 2, 1, (n,), **around),
-            cpu(n + 3, 1, (n + 2,), name=READY, parent=n + 2, **operator),
+            cpu(n + 3, 1, (n + 2,), name=GRADIENT, parent=n + 2, **operator),
             cpu(n + 4, 2, (n + 3,), name="c10d::allreduce_", parent=n + 2, **operator),
             cpu(n + 5, 1, (n + 4,), name="cudaLaunchKernel", kind="runtime", parent=n + 4),
             collective(n + 6, 40, (n + 5, n + 1), stream=20, parent=n + 5, **reduce),

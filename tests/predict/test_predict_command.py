@@ -98,7 +98,6 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         (["--bandwidth", "100"], "has no unit"),
         (["--bandwidth", "1Gbit/s", "--latency", "5"], "has no unit"),
         (["--scale", "aten::mm"], "PATTERN=FACTOR"),
-        (["--rank", "1", "as", "fast"], "RANK as median"),
         (["--topology", "2xH100 NVLink", "--bandwidth", "1Gbit/s"], "--topology has bandwidth"),
         (["--network", "absent.json", "--latency", "5us"], "absent.json"),
         (["--output", ""], "NAME of the files"),

@@ -187,7 +187,7 @@ def test_expert_parallel_sets_are_scaled(tmp_path: Path) -> None:
     assert main(["scale", name, "--dp", "7", "--mesh", "dp4", "-o", str(tmp_path / "odd" / "x")]) == 2
 
 
-def test_the_mesh_comes_from_groups_messages_or_the_manifest() -> None:
+def test_the_mesh_comes_from_groups_messages_or_descriptions() -> None:
     assert mesh_of(MESH, {}, {4}, 8) == Mesh(2, 2, 2)
     assert mesh_of({"1": [0, 1, 2, 3]}, {}, set(), 4) == Mesh(1, 4, 1)
     # Eight ranks in two stages of four that reduce gradients: nothing but neighbours.
