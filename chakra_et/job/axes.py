@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import parents, texts
+from chakra_et.et.node_attributes import in_phase, parents, texts
 from chakra_et.text import plural
 
 # Words of process groups' descriptions: torch.distributed's DeviceMesh (``mesh_dp_shard``), megatron-core's
@@ -72,7 +72,7 @@ def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for trace in traces:
-        rows = np.flatnonzero((trace.types == NodeType.COMM_COLL) & _in_forward(trace))
+        rows = np.flatnonzero((trace.types == NodeType.COMM_COLL) & in_phase(trace, b"forward"))
         kinds = trace.column("comm_type", -1)
         rows = rows[np.isin(kinds[rows], _SHARES_WORK) & (trace.column("comm_size", 0)[rows] > _METRIC_BYTES)]
         if not len(rows):
@@ -88,12 +88,6 @@ def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, str]:
             kind = CollectiveType(int(kinds[users[0]])).name.lower().replace("_", "-")
             found.setdefault(name, f"group {name} has {plural(len(users), kind)} inside the forward pass")
     return found
-
-
-def _in_forward(trace: ExecutionTrace) -> np.ndarray:
-    table, index = texts(trace, "phase")
-    forward: np.ndarray = np.array([*(text == "forward" for text in table), False])[index]
-    return forward
 
 
 def _within(trace: ExecutionTrace, names: re.Pattern[str]) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,17 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             found, made = filled(found, Path(scratch), config.mesh, config.seed)
             found = replace(found, notes=[*found.notes, made])
         scaling = Scaling(**known)
-        ranks, files = write_scaled(found, scaling, run, lambda note: print(f"note: {note}", flush=True))
+        ranks, files = write_scaled(found, scaling, run)
     prefix = run.folder / run.name
     print(f"{prefix}.0.et … {prefix}.{ranks - 1}.et: {files} different files, the rest hard links")
     return 0
 
 
-def write_scaled(
-    found: RankSet, wanted: Scaling, target: RunFiles, say: Callable[[str], None]
-) -> tuple[int, int]:
-    """Write the scaled set; its ranks, and how many files differ, the rest being hard links to them. ``say``
-    gets its notes before. Raises ``TraceError``, with nothing written, where it can't be made."""
+def write_scaled(found: RankSet, wanted: Scaling, target: RunFiles) -> tuple[int, int]:
+    """Print what was assumed and write the scaled set; its ranks, and how many files differ, the rest being
+    hard links to them. Raises ``TraceError``, with nothing written, where it can't be made."""
     run = captured_run(found)
     if target.et_files():
         raise TraceError(
@@ -130,7 +128,7 @@ def write_scaled(
             ranks, notes = slowed or ranks, [*notes, note]
         notes.append(_about_files(found, run, made, slowed is not None, scratch))
         for note in notes:
-            say(note)
+            print(f"note: {note}", flush=True)
         files: dict[object, Path] = {}
         for rank, key, trace in ranks:
             path = inner.et_file(rank)
@@ -140,9 +138,8 @@ def write_scaled(
                 et_file.write(path, trace)
                 files[key] = path
         write_json(inner.groups_file, made.groups.all())
-        source = found.name
         record = {
-            "scaled_from": source,
+            "scaled_from": found.name,
             "captured": {"tp": made.old.tp, "dp": made.old.dp, "pp": made.old.pp},
             "mesh": {"tp": made.new.tp, "dp": made.new.dp, "pp": made.new.pp},
             **{name: getattr(wanted, name) or None for name in ("layers", "batch", "seq", "resize")},
@@ -151,7 +148,7 @@ def write_scaled(
             "notes": notes,
         }
         write_json(inner.folder / f"{target.name}_scaled.json", record)
-        commit(scratch, target, made.new.ranks, {"scaled_from": source})
+        commit(scratch, target, made.new.ranks, {"scaled_from": found.name})
     return made.new.ranks, len(files)
 
 

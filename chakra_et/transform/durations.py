@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,41 +94,46 @@ class RankAs:
         others = [rank for rank in ranks if rank != self.rank]
         if not others:
             raise TraceError(f"--rank {self.rank}: there is no other rank to compare it with")
-        mine = ranks.index(self.rank)
         if len(others) > MANY_RANKS:  # at random, as ranks of one step width would be of one place in a mesh
             others = np.random.default_rng(0).choice(others, MANY_RANKS, replace=False).tolist()
-        own, computing = setting.own_ns.copy(), ~run.is_communication
-        nodes, group, slot, traces = _alike(run, mine, [ranks.index(rank) for rank in others])
-        is_mine = traces == mine
-        own_nodes, own_group = nodes[is_mine], group[is_mine]
-        count, spent = (
-            np.bincount(traces * (group.max() + 1) + group, weights, len(ranks) * (group.max() + 1))
-            for weights in (None, own[nodes])
-        )
-        count, spent = count.reshape(len(ranks), -1), spent.reshape(len(ranks), -1)
-        there = count > 0
-        there[mine] = False
-        known = there.any(axis=0) & (np.bincount(own_group, ~computing[own_nodes]) == 0)
-        alike = known & ~(there & (count != count[mine])).any(axis=0)
+        graph, own = run.graph, setting.own_ns.copy()
+        # Nodes of one name and kind are a group; of skeletons, also of one step and communication.
+        code = run.name_of * len(KINDS) + run.kind
+        for name in ("step_index", "comm_ordinal"):
+            values = graph.attribute(name, -1) + 1
+            code = code * (int(values.max(initial=0)) + 1) + values
+
+        def by_group(rank: int) -> tuple[np.ndarray, np.ndarray]:
+            """The rank's nodes in groups that this one has, by group and order, and their groups."""
+            at = ranks.index(rank)
+            nodes = np.arange(graph.first[at], graph.first[at + 1])
+            of = np.minimum(np.searchsorted(groups, code[nodes]), len(groups) - 1)
+            order = np.argsort(of, kind="stable")
+            order = order[groups[of[order]] == code[nodes[order]]]
+            return nodes[order], of[order]
+
+        mine = ranks.index(self.rank)
+        groups = np.unique(code[graph.first[mine] : graph.first[mine + 1]])
+        nodes, group = by_group(self.rank)
+        found = [by_group(rank) for rank in others]
+        count = np.array([np.bincount(of, minlength=len(groups)) for _, of in found])
+        spent = np.array([np.bincount(of, own[each], len(groups)) for each, of in found])
+        my_count, my_spent = np.bincount(group), np.bincount(group, own[nodes])
+        there, computing = count > 0, ~run.is_communication[nodes]
+        known = there.any(axis=0) & (np.bincount(group, ~computing) == 0)
+        alike = known & ~(there & (count != my_count)).any(axis=0)
+        theirs = np.full((len(others), len(nodes)), np.nan)
+        for row, (each, of), has in zip(theirs, found, there, strict=True):
+            row[(alike & has)[group]] = own[each[alike[of]]]
+        chosen = alike[group]
         for each in np.flatnonzero(known & ~alike).tolist():
-            ratio = float(np.median(spent[there[:, each], each])) / max(spent[mine, each], 1)
-            chosen = own_nodes[own_group == each]
-            own[chosen] = np.rint(own[chosen] * ratio)
-        theirs = alike[group] & ~is_mine
-        order = np.lexsort((own[nodes[theirs]], slot[theirs]))
-        values, slots = own[nodes[theirs]][order], slot[theirs][order]
-        first = np.flatnonzero(np.diff(slots, prepend=-1))
-        length = np.diff(first, append=len(slots))
-        median = np.zeros(int(slot.max(initial=0)) + 1)
-        median[slots[first]] = (values[first + (length - 1) // 2] + values[first + length // 2]) / 2
-        chosen = alike[group] & is_mine
-        own[nodes[chosen]] = median[slot[chosen]]
-        changed = int(known[own_group].sum())
-        total = int(computing[run.graph.trace_of == mine].sum())
+            ratio = float(np.median(spent[there[:, each], each])) / max(my_spent[each], 1)
+            own[nodes[group == each]] = np.rint(own[nodes[group == each]] * ratio)
+        own[nodes[chosen]] = np.nanmedian(theirs[:, chosen], axis=0)
         some = f"{len(others)} other" if len(others) < len(ranks) - 1 else "the other"
         return replace(setting, own_ns=own).noting(
-            f"rank {self.rank} as the median of {some} ranks: {changed:,} of its {total:,} nodes have "
-            "counterparts"
+            f"rank {self.rank} as the median of {some} ranks: {int(known[group].sum()):,} of its "
+            f"{int(computing.sum()):,} nodes have counterparts"
         )
 
 
@@ -145,32 +149,6 @@ def parse_scale(text: str) -> Scale:
             f"--scale {text!r}: write PATTERN=FACTOR with a factor from 0 on, as 'aten::mm|gemm'=0.5"
         )
     return Scale(pattern, value)
-
-
-def _alike(
-    run: Run, mine: int, others: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The nodes of trace ``mine`` and those of ``others`` that correspond; of each, the number of its group
-    (by name and kind; of skeletons, also step and communication), of its place in the group, and its trace.
-    """
-    graph = run.graph
-    code = run.name_of * len(KINDS) + run.kind
-    for name in ("step_index", "comm_ordinal"):
-        values = graph.attribute(name, -1) + 1
-        code = code * (int(values.max(initial=0)) + 1) + values
-    chosen = np.zeros(len(graph.traces), bool)
-    chosen[[mine, *others]] = True
-    known = np.unique(code[graph.first[mine] : graph.first[mine + 1]])
-    nodes = np.flatnonzero(chosen[graph.trace_of])
-    group = np.minimum(np.searchsorted(known, code[nodes]), len(known) - 1)
-    same = known[group] == code[nodes]
-    nodes, group = nodes[same], group[same]
-    traces = graph.trace_of[nodes]
-    order = np.lexsort((nodes, group, traces))
-    nodes, group, traces = nodes[order], group[order], traces[order]
-    new = np.flatnonzero((np.diff(group, prepend=-1) != 0) | (np.diff(traces, prepend=-1) != 0))
-    place = np.arange(len(nodes)) - np.repeat(new, np.diff(new, append=len(nodes)))
-    return nodes, group, group * (int(place.max(initial=0)) + 1) + place, traces
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_a_file_without_content_of_its_own_is_refused(
     for ending in ("et", "json", "yaml", "parquet"):
         make(tmp_path / f"X.{ending}")
     words = [word.replace("X.", f"{tmp_path}/X.").replace("RUN", run) for word in command.split()]
-    faulthandler.dump_traceback_later(30, exit=True)  # where it hangs
+    faulthandler.dump_traceback_later(30, exit=True, file=sys.__stderr__)  # where it hangs
     try:
         assert main([word.replace("OUT", str(tmp_path / "out")) for word in words]) in (1, 2)
     except SystemExit as stop:

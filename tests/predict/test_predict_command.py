@@ -67,8 +67,6 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
     words = [
         "--rank",
         "1",
-        "as",
-        "median",
         "--bandwidth",
         "1Gbit/s",
         "--latency",
