@@ -59,7 +59,10 @@ class Network:
             raise TraceError(
                 "the network can't be changed: no communication between known ranks is in the files"
             )
-        fitted = self.model or fit_model(collective_samples(found) or _messages(found), "the run")
+        # Without collectives a message counts as a broadcast between two ranks, α + nβ.
+        messages = [replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None]
+        samples = collective_samples(found) or collective_samples(messages)
+        fitted = self.model or fit_model(samples, "the run")
         setting = setting.noting(f"network of the run: {fitted.describe()}")
         if self.bandwidth is None and not self.topology:
             return self._by_ratio(run, setting, found, fitted)
@@ -218,14 +221,6 @@ def collective_samples(found: Sequence[Transfer]) -> list[Sample]:
             key = (each.kind, each.size, len(each.ranks))
             groups.setdefault(key, []).append(each.median_ns)
     return [Sample(*key, float(np.median(times))) for key, times in groups.items()]
-
-
-def _messages(found: Sequence[Transfer]) -> list[Sample]:
-    """What to fit a model to where there are no collectives: a message takes as long as a broadcast between
-    two ranks, α + nβ."""
-    return collective_samples(
-        [replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None]
-    )
 
 
 def _lasting(setting: Setting, found: Sequence[Transfer], taken: Sequence[np.ndarray]) -> Setting:

@@ -40,28 +40,24 @@ EVERY = ("", "0")
 WAITING = ("wait_micros", "transfer_micros")
 
 
-def transfers(run: Run) -> dict[int, np.ndarray]:
-    """How long each node lasts once its partners are there, by rank, float64[N] µs.
-
-    The members of a collective end together: what it takes is their median. Other nodes last as recorded.
-    """
+def without_waiting(run: Run) -> dict[int, ExecutionTrace]:
+    """The traces by rank without recorded starts and waits: communication lasts what it takes once all are
+    there, the median of its members, which end together."""
     lasting = run.timing.transfer_ns.astype(np.float64)
     for nodes in run.members:
         lasting[nodes] = np.median(lasting[nodes])
-    of_rank = run.graph.scatter(np.rint(lasting).astype(np.int64).tolist())
-    return {rank: column / 1000 for rank, column in zip(run.graph.ranks, of_rank, strict=True)}
-
-
-def without_waiting(trace: ExecutionTrace, lasting: np.ndarray) -> ExecutionTrace:
-    """The trace without recorded starts and waits: its communication lasts ``lasting`` (float64[N] µs)."""
-    duration = np.where(communicates(trace), np.maximum(np.rint(lasting), 1), trace.duration_micros)
-    plain = replace(
-        trace,
-        start_micros=np.zeros(len(trace), dtype=np.uint64),
-        duration_micros=duration.astype(np.uint64),
-        attributes={name: each for name, each in trace.attributes.items() if name not in WAITING},
-    )
-    return with_metadata(plain, **dict.fromkeys(RECORDED))
+    found = {}
+    of_rank = run.graph.scatter(np.rint(lasting).astype(np.int64))
+    for rank, trace, ns in zip(run.graph.ranks, run.graph.traces, of_rank, strict=True):
+        duration = np.where(communicates(trace), np.maximum(np.rint(ns / 1000), 1), trace.duration_micros)
+        plain = replace(
+            trace,
+            start_micros=np.zeros(len(trace), dtype=np.uint64),
+            duration_micros=duration.astype(np.uint64),
+            attributes={name: each for name, each in trace.attributes.items() if name not in WAITING},
+        )
+        found[rank] = with_metadata(plain, **dict.fromkeys(RECORDED))
+    return found
 
 
 def with_members(
@@ -218,7 +214,7 @@ def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> 
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
     mesh = find_mesh(found.run.name, found.groups, traces, found.world, mesh_text)
     groups = ScaledGroups(found.groups, mesh, mesh)
-    lasting = transfers(make_run(found.run.name, list(traces.values()), list(traces), found.groups))
+    captured = without_waiting(make_run(found.run.name, list(traces.values()), list(traces), found.groups))
     generator = np.random.default_rng(seed)
     files, spreads = dict(found.files), []
     places = {rank: mesh.place(rank) for rank in range(found.world)}
@@ -238,8 +234,8 @@ def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> 
         source = min(alike, key=lambda other: (abs(places[other].data - place.data), other))
         busy = [compute_micros(traces[other]) for other in alike]
         spreads.append(relative_spread(busy))
-        plain = without_waiting(traces[source], lasting[source])
         # What the rank sent to each other one isn't known.
+        plain = captured[source]
         plain = without(plain, ("comm_in_split", "comm_out_split"), np.ones(len(plain), bool))
         names = names_in(traces[source], groups, place)
         peers = peers_in(traces[source], mesh, mesh, places[source], place)

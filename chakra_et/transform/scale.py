@@ -34,7 +34,6 @@ from chakra_et.transform.rank_copies import (
     relabelled,
     relative_spread,
     step_of,
-    transfers,
     varied,
     with_members,
     without_waiting,
@@ -106,14 +105,12 @@ def scaled(run: Run, wanted: Scaling) -> Scaled:
             "communication of other numbers of ranks or bytes lasts what a ring does on the network of "
             f"{times.model.describe()}"
         )
-    lasting = transfers(run)
-    plain = {rank: without_waiting(trace, lasting[rank]) for rank, trace in captured.items()}
     source = {rank: np.arange(len(trace)) for rank, trace in captured.items()}
     ranks = RankTraces(
         name,
         old,
         own,
-        plain,
+        without_waiting(run),
         origin={rank: rank for rank in captured},
         source=source,
         retime=_retime(times, lambda group: (len(own.get(group, ())) or old.ranks,) * 2),
