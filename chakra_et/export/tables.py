@@ -76,7 +76,9 @@ class Table:
         try:
             import pyarrow
         except ImportError:
-            raise TraceError("tables for data-frame libraries need pyarrow: pip install pyarrow") from None
+            raise TraceError(
+                "Parquet and data-frame libraries need pyarrow: pip install pyarrow (or --format csv)"
+            ) from None
         table = pyarrow.table(self.columns)
         meaning = dictionary()
         described = [
@@ -229,11 +231,10 @@ def write_csv(table: Table, file: IO[bytes]) -> None:
 
 def write_parquet(table: Table, file: IO[bytes]) -> None:
     """Raises ``TraceError`` where pyarrow is not installed."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise TraceError("parquet needs pyarrow: pip install pyarrow, or choose --format csv") from None
-    pyarrow.parquet.write_table(table.arrow(), file)
+    columns = table.arrow()
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(columns, file)
 
 
 MOST_ROWS = 1_048_000

@@ -77,7 +77,9 @@ def _text(answer: dict[str, Any]) -> str:
         name: value for name, value in answer["metadata"].items() if not isinstance(value, (dict, list))
     }
     facts = {
-        "metadata": ", ".join(f"{name} {_short(value)}" for name, value in metadata.items()),
+        "metadata": ", ".join(
+            f"{name} {shortened(str(value), LONGEST_TEXT)}" for name, value in metadata.items()
+        ),
         "types": _counts(answer["nodes_by_type"]),
         "kinds": _counts(answer["nodes_by_kind"]),
         "edges": _counts({"data": edges["data"], "ctrl": edges["ctrl"]}),
@@ -90,16 +92,12 @@ def _text(answer: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{_short(name)} {count:,}" for name, count in counts.items())
+def _counts(counts: dict[str, Any]) -> str:
+    return ", ".join(f"{shortened(name, LONGEST_TEXT)} {count:,}" for name, count in counts.items())
 
 
 def _milliseconds(micros: int | None) -> str:
     return "" if micros is None else f"{micros / 1000:,.3f} ms"
-
-
-def _short(value: Any) -> str:
-    return shortened(str(value), LONGEST_TEXT)
 
 
 def describe(trace: ExecutionTrace) -> dict[str, Any]:
