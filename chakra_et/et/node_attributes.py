@@ -11,6 +11,17 @@ import numpy as np
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings, TensorInfo, ValueKind
 from chakra_et.et.edges import edges_of, rows_of
 
+# The letters in the attribute ``dep_kinds``, one per data dependency.
+EDGE_KINDS = {
+    "P": "program order",
+    "L": "launch",
+    "S": "stream order",
+    "Y": "synchronisation",
+    "T": "inter thread",
+    "C": "collective",
+}
+EDGE_NAMES = (*EDGE_KINDS.values(), "dependency")
+
 
 def communicates(trace: ExecutionTrace) -> np.ndarray:
     """bool[N]: collectives, sends and receives."""
@@ -40,6 +51,19 @@ def texts(trace: ExecutionTrace, name: str) -> tuple[list[str], np.ndarray]:
         return [], index
     index[attribute.rows] = attribute.values.index
     return [text.decode("utf-8", "replace") for text in attribute.values.table], index
+
+
+def kinds_of_edges(trace: ExecutionTrace) -> np.ndarray:
+    """Index into ``EDGE_NAMES`` of each dependency of a file, data before ctrl, int64[edges]."""
+    unknown = len(EDGE_KINDS)
+    found = np.full(len(trace.data_deps.values) + len(trace.ctrl_deps.values), unknown)
+    words, index = texts(trace, "dep_kinds")
+    if np.array_equal(np.array([*map(len, words), 0])[index], np.diff(trace.data_deps.offsets)):
+        of_letter = np.full(256, unknown)
+        of_letter[[ord(letter) for letter in EDGE_KINDS]] = np.arange(unknown)
+        letters = "".join([words[at] for at in index[index >= 0].tolist()]).encode("latin-1", "replace")
+        found[: len(letters)] = of_letter[np.frombuffer(letters, np.uint8)]
+    return found
 
 
 def splits(trace: ExecutionTrace, name: str) -> tuple[list[list[int]], np.ndarray]:

@@ -26,9 +26,8 @@ from chakra_et import cli
 from chakra_et.errors import TraceError
 from chakra_et.export import events, tables
 from chakra_et.files import atomic_file
-from chakra_et.report.columns import PHASES
 from chakra_et.report.inputs import RunInput, device_traces, find_run
-from chakra_et.report.run import ReportRun, load
+from chakra_et.report.run import PHASES, ReportRun, load
 from chakra_et.report.times import find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.traces.records import open_trace

@@ -22,10 +22,10 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
+from chakra_et.et.node_attributes import EDGE_NAMES
 from chakra_et.et.wire import FIXED64, message_field, tag, text_field, varint_field
-from chakra_et.report.columns import NODE_KINDS, edge_kinds, name_codes, page_kinds
-from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import EDGE_NAMES, curves, lay_out, queues
+from chakra_et.report.run import NODE_KINDS, ReportRun
+from chakra_et.report.timeline import curves, lay_out, queues
 from chakra_et.report.times import WHOLE, find_steps
 from chakra_et.traces.records import read_records
 
@@ -119,11 +119,11 @@ class NodeEvents:
         same = self.row[first] == self.row[second]
         self.end_ns = run.end_ns.copy()
         self.end_ns[first[same]] = np.minimum(run.end_ns[first], limit)[same]
-        self.edge_kind = edge_kinds(run)
+        self.edge_kind = run.edge_kinds
         launches = self.edge_kind == EDGE_NAMES.index("launch")
         self.launched = np.full(len(run.graph), -1)
         self.launched[run.graph.source[launches]] = run.graph.target[launches]
-        (self.name, self.names), self.kind = name_codes(run), page_kinds(run)
+        (self.name, self.names), self.kind = run.names, run.node_kinds
 
     def of_rank(self, rank: int) -> Iterator[Event]:
         """The names of processes and threads, then the nodes row by row."""
@@ -164,7 +164,7 @@ class NodeEvents:
                 place = {"pid": self.process[row] + 2 * self.rows[row].rank + 1, "tid": row}
                 about = {"name": EDGE_NAMES[self.edge_kind[number]], "cat": "dependency"}
                 use({"ph": kind, "id": number, **about, **place, "ts": int(run.start_ns[at]) / 1000})
-        for curve in (*curves(run), *queues(run, self.edge_kind)):
+        for curve in (*curves(run), *queues(run)):
             place = {"pid": 2 * curve.rank + 1 + CPU}
             for label, levels in curve.lines().items():
                 for time, level in zip(curve.time_ns.tolist(), levels.tolist(), strict=True):

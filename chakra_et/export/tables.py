@@ -17,20 +17,11 @@ import numpy as np
 from chakra_et.diagnose.rates import KernelClass
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
+from chakra_et.et.node_attributes import EDGE_NAMES
 from chakra_et.files import atomic_file
 from chakra_et.report import collectives as communication
-from chakra_et.report.columns import (
-    COMM_NAMES,
-    NODE_KINDS,
-    PHASES,
-    comm_types,
-    edge_kinds,
-    name_codes,
-    page_kinds,
-    shared_codes,
-)
-from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import EDGE_NAMES, lay_out
+from chakra_et.report.run import COMM_NAMES, NODE_KINDS, PHASES, ReportRun
+from chakra_et.report.timeline import lay_out
 from chakra_et.report.times import Entry, by_name, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 
@@ -110,9 +101,9 @@ def nodes(run: ReportRun) -> Table:
     graph, (rows, row_of) = run.graph, lay_out(run)
     node = np.lexsort((run.end_ns, run.start_ns, row_of))
     row = [rows[at] for at in row_of[node].tolist()]
-    code, names = name_codes(run)
-    phase, _ = shared_codes(run, "phase", PHASES)
-    module, modules = shared_codes(run, "module")
+    code, names = run.names
+    phase, _ = run.codes("phase", PHASES)
+    module, modules = run.codes("module")
     communicates = graph.types >= NodeType.COMM_SEND
     on_path = np.zeros(len(graph), dtype=bool)
     if run.path is not None:
@@ -121,7 +112,7 @@ def nodes(run: ReportRun) -> Table:
         "rank": [each.rank for each in row],
         "id": run.ids[node].tolist(),
         "name": _texts(names, code[node]),
-        "kind": _texts(NODE_KINDS, page_kinds(run)[node]),
+        "kind": _texts(NODE_KINDS, run.node_kinds[node]),
         "row": [each.label for each in row],
         "start_ns": run.start_ns[node].tolist(),
         "duration_ns": (run.end_ns - run.start_ns)[node].tolist(),
@@ -129,7 +120,7 @@ def nodes(run: ReportRun) -> Table:
         "phase": _texts(PHASES, phase[node]),
         "module": _texts(modules, module[node]),
         "parent": _known(np.where(run.parent >= 0, run.ids[run.parent], -1)[node]),
-        "comm_type": _texts(COMM_NAMES, np.where(communicates, comm_types(run), -1)[node]),
+        "comm_type": _texts(COMM_NAMES, np.where(communicates, run.comm_types, -1)[node]),
         "comm_group": _texts(graph.groups, np.where(communicates, graph.group, -1)[node]),
         "on_critical_path": on_path[node].tolist(),
     }
@@ -152,7 +143,7 @@ def edges(run: ReportRun) -> Table:
         "rank": [run.ranks[at] for at in run.graph.trace_of[target].tolist()],
         "source": run.ids[source].tolist(),
         "target": run.ids[target].tolist(),
-        "kind": _texts(EDGE_NAMES, edge_kinds(run)),
+        "kind": _texts(EDGE_NAMES, run.edge_kinds),
     }
     return Table(columns)
 
@@ -194,12 +185,12 @@ def critical_path(run: ReportRun) -> Table:
     """The nodes of the path in time order, and the time that each accounts for, ns of the joint replay."""
     path = run.path
     node = np.zeros(0, np.int64) if path is None else path.node
-    code, names = name_codes(run)
+    code, names = run.names
     columns: dict[str, list[Any]] = {
         "rank": [run.ranks[at] for at in run.graph.trace_of[node].tolist()],
         "id": run.ids[node].tolist(),
         "name": _texts(names, code[node]),
-        "kind": _texts(NODE_KINDS, page_kinds(run)[node]),
+        "kind": _texts(NODE_KINDS, run.node_kinds[node]),
         "from_ns": [] if path is None else path.from_ns.tolist(),
         "to_ns": [] if path is None else path.to_ns.tolist(),
     }

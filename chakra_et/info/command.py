@@ -25,9 +25,8 @@ from chakra_et.cli import parse
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import texts
+from chakra_et.et.node_attributes import EDGE_NAMES, kinds_of_edges, texts
 from chakra_et.et.sets import find_rank_sets
-from chakra_et.report.timeline import EDGE_NAMES, kinds_of_edges
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replays import longest_path
 from chakra_et.text import shortened

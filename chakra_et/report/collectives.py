@@ -10,8 +10,7 @@ from chakra_et.cost import nccl, networks
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.node_attributes import splits
-from chakra_et.report.columns import COMM_NAMES, comm_types
-from chakra_et.report.run import ReportRun
+from chakra_et.report.run import COMM_NAMES, ReportRun
 
 _TYPES = dict(zip(COMM_NAMES, CollectiveType, strict=False))
 
@@ -78,7 +77,7 @@ def collectives(run: ReportRun) -> list[Collective]:
     """The communication of a run by type, size and group; most time first."""
     graph = run.graph
     node = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
-    kind, size = comm_types(run)[node], graph.attribute("comm_size", 0)[node]
+    kind, size = run.comm_types[node], graph.attribute("comm_size", 0)[node]
     keys, which = np.unique(np.stack([kind, size, graph.group[node]]), axis=1, return_inverse=True)
     which = which.reshape(-1)
     transfer = (run.end_ns - run.start_ns - run.wait_ns)[node]
@@ -161,7 +160,7 @@ def traffic(run: ReportRun) -> dict[str, np.ndarray]:
     graph, count = run.graph, len(run.ranks)
     found = np.zeros((4, count, count), dtype=np.int64)
     place = {rank: at for at, rank in enumerate(run.ranks)}
-    size, kind = graph.attribute("comm_size", 0), comm_types(run)
+    size, kind = graph.attribute("comm_size", 0), run.comm_types
     target, transfer = graph.attribute("comm_dst", -1), run.end_ns - run.start_ns - run.wait_ns
     collective = np.flatnonzero(graph.types == NodeType.COMM_COLL)
     members: dict[int, list[int]] = {}

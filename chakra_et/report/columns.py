@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.et.node_attributes import texts
+from chakra_et.et.columns import NodeType
+from chakra_et.et.node_attributes import EDGE_NAMES
 from chakra_et.report.page import PackedColumns
-from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import EDGE_NAMES, NO_STACKS, Stacks, curves, kinds_of_edges, lay_out, queues
-from chakra_et.simulate.time_by_kind import KINDS, node_kinds
+from chakra_et.report.run import COMM_NAMES, LONGEST_NAME, NODE_KINDS, PHASES, ReportRun
+from chakra_et.report.timeline import NO_STACKS, Stacks, curves, lay_out, queues
 
-PHASES = ("forward", "backward", "optimizer")
-NODE_KINDS = (*KINDS[:-2], "host overhead", "device overhead", "annotation", "python")
-ANNOTATION = NODE_KINDS.index("annotation")
-COMM_NAMES = (*(kind.name.lower().replace("_", "-") for kind in CollectiveType), "send", "receive", "unknown")
-LONGEST_NAME = 1000
 FURTHER, ON_PATH, SLICE = 1, 2, 4  # bits of the column "flags"
 
 
@@ -66,7 +59,7 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     columns.add("row", row_of[order], delta=True)
     columns.add("start", units(start_ns[order]), delta=True)
     columns.add("length", np.maximum(units(end_ns[order]) - units(start_ns[order]), 0))
-    name, names = name_codes(run)
+    name, names = run.names[0], list(run.names[1])
     known: dict[str, int] = {}
     for at, text in enumerate(names):
         known.setdefault(text, at)
@@ -76,9 +69,9 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
             names.append(text[:LONGEST_NAME])
     of_slice = [known[text] for text in stacks.names]
     columns.add("name", in_rows(name, np.array(of_slice, dtype=np.int64)[stacks.name]))
-    columns.add("kind", in_rows(page_kinds(run), stacks.kind))
-    columns.add("phase", in_rows(shared_codes(run, "phase", PHASES)[0] + 1))
-    module, modules = shared_codes(run, "module")
+    columns.add("kind", in_rows(run.node_kinds, stacks.kind))
+    columns.add("phase", in_rows(run.codes("phase", PHASES)[0] + 1))
+    module, modules = run.codes("module")
     columns.add("module", in_rows(module + 1))
     distance = np.where(run.parent >= 0, place[: len(graph)] - place[run.parent], 0)
     columns.add("parent", in_rows(distance & 0xFFFFFFFF))
@@ -90,8 +83,7 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
         columns.add("path_to", units(run.path.to_ns), delta=True)
     columns.add("flags", in_rows(flags, SLICE))
 
-    kind_of_edge = edge_kinds(run)
-    source, target, kind = place[graph.source], place[graph.target], kind_of_edge
+    source, target, kind = place[graph.source], place[graph.target], run.edge_kinds
     by_node = np.lexsort((source, target))
     source, target, kind = source[by_node], target[by_node], kind[by_node]
     columns.add("degree", np.bincount(target, minlength=len(order)))
@@ -106,14 +98,14 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
 
     node = in_order(graph.types >= NodeType.COMM_SEND)
     columns.add("comm_node", place[node], delta=True)
-    columns.add("comm_type", comm_types(run)[node])
+    columns.add("comm_type", run.comm_types[node])
     doubles("comm_bytes", graph.attribute("comm_size", 0)[node])
     columns.add("comm_group", graph.group[node])
     columns.add("comm_wait", units(run.wait_ns[node]))
     columns.add("comm_operation", run.operations.of_node[node] + 1)
 
     memory, first = [], 0
-    found = [*curves(run), *queues(run, kind_of_edge)]
+    found = [*curves(run), *queues(run)]
     for each in found:
         end = first + len(each.node)
         memory.append(
@@ -143,53 +135,3 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
         "groups": graph.groups,
         "memory": memory,
     }
-
-
-def name_codes(run: ReportRun) -> tuple[np.ndarray, list[str]]:
-    """The name of each node as an index, int64[N], into the names of the run, the most frequent first."""
-    known: dict[bytes, int] = {}
-    of_trace = []
-    for trace in run.traces:
-        codes = np.array([known.setdefault(text, len(known)) for text in trace.names.table] or [0])
-        of_trace.append(codes[trace.names.index])
-    name = run.graph.gather(of_trace)
-    used = np.bincount(name, minlength=len(known))
-    by_use = np.argsort(-used, kind="stable")[: int((used > 0).sum())]
-    rank = np.zeros(len(known), dtype=np.int64)
-    rank[by_use] = np.arange(len(by_use))
-    texts = list(known)
-    return rank[name], [texts[at].decode("utf-8", "replace")[:LONGEST_NAME] for at in by_use.tolist()]
-
-
-def page_kinds(run: ReportRun) -> np.ndarray:
-    """Index into ``NODE_KINDS`` of each node, int64[N]."""
-    kind = run.graph.gather([node_kinds(trace) for trace in run.traces])
-    kind[shared_codes(run, "kind", ("annotation",))[0] == 0] = ANNOTATION
-    return kind
-
-
-def shared_codes(run: ReportRun, attribute: str, known: Sequence[str] = ()) -> tuple[np.ndarray, list[str]]:
-    """A text attribute of all ranks as (index int64[N], -1 for none; texts). The texts are ``known``, or
-    where that is empty, those that occur."""
-    table = {text: at for at, text in enumerate(known)}
-    found = []
-    for trace in run.traces:
-        values, index = texts(trace, attribute)
-        codes = [table.get(text, -1) if known else table.setdefault(text, len(table)) for text in values]
-        found.append(np.array([*codes, -1], dtype=np.int64)[index])
-    return run.graph.gather(found), list(table)
-
-
-def edge_kinds(run: ReportRun) -> np.ndarray:
-    """Index into ``EDGE_NAMES`` of each dependency of the run's graph, int64[E]."""
-    return np.concatenate([kinds_of_edges(trace) for trace in run.traces])
-
-
-def comm_types(run: ReportRun) -> np.ndarray:
-    """Index into ``COMM_NAMES`` of each node, int64[N]; "unknown" for what is no communication."""
-    graph = run.graph
-    kind = graph.attribute("comm_type", -1)
-    unknown = len(COMM_NAMES) - 1
-    known = (graph.types == NodeType.COMM_COLL) & (kind >= 0) & (kind < len(CollectiveType))
-    choices = [graph.types == NodeType.COMM_SEND, graph.types == NodeType.COMM_RECV, known]
-    return np.select(choices, [unknown - 2, unknown - 1, kind], unknown)

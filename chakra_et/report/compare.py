@@ -23,11 +23,10 @@ import numpy as np
 from chakra_et import cli
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.errors import TraceError
-from chakra_et.report.columns import PHASES
 from chakra_et.report.content import facts, lacks, with_names
 from chakra_et.report.inputs import find_runs
 from chakra_et.report.page import MADE_BY, PackedColumns, write_page
-from chakra_et.report.run import ReportRun, load
+from chakra_et.report.run import PHASES, ReportRun, load
 from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, Call, by_module, by_name, call_tree, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES

@@ -32,9 +32,9 @@ from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
 from chakra_et.report.collectives import collectives, split_imbalance, traffic
-from chakra_et.report.columns import PHASES, add_nodes, name_codes
+from chakra_et.report.columns import add_nodes
 from chakra_et.report.page import MADE_BY, PackedColumns
-from chakra_et.report.run import ReportRun
+from chakra_et.report.run import PHASES, ReportRun
 from chakra_et.report.stacks import read_stacks
 from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, call_tree, find_steps, idle_time
@@ -61,7 +61,7 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
         missing.append(f"tables of rank by rank: left out for more than {MOST_RANKS} ranks")
     if len(steps) > MOST_STEPS:
         missing.append(f"only the first {MOST_STEPS} of {len(steps)} steps are listed")
-    code, names = name_codes(run)
+    code, names = run.names
     found = {
         "name": run.name,
         "base": run.base,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,9 @@ import numpy as np
 from chakra_et.diagnose.rates import KernelClass, Rates, find_rates, kernel_classes
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.memory import is_memory
-from chakra_et.et.node_attributes import parents
+from chakra_et.et.node_attributes import kinds_of_edges, parents, texts
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.files import read_json
 from chakra_et.redact import redacted
@@ -28,6 +28,7 @@ from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report
 from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, make_run
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.simulate.timing import Timing, align
 from chakra_et.text import with_progress
 
@@ -41,6 +42,11 @@ NEEDED = frozenset(
         "launch_latency_ns", "stream_gap_ns", "dep_kinds",
     )
 )  # fmt: skip
+PHASES = ("forward", "backward", "optimizer")
+NODE_KINDS = (*KINDS[:-2], "host overhead", "device overhead", "annotation", "python")
+ANNOTATION = NODE_KINDS.index("annotation")
+COMM_NAMES = (*(kind.name.lower().replace("_", "-") for kind in CollectiveType), "send", "receive", "unknown")
+LONGEST_NAME = 1000
 Base = Literal["measured", "replayed", "planned", "predicted"]
 
 
@@ -109,6 +115,55 @@ class ReportRun:
             row = np.where(trace.column("parent", -1) >= 0, parents(trace), -1)
             found.append(np.where(row >= 0, node[row], -1))
         return self.graph.gather(found)
+
+    @cached_property
+    def names(self) -> tuple[np.ndarray, list[str]]:
+        """The name of each node as an index, int64[N], into the names of the run, the most frequent first."""
+        known: dict[bytes, int] = {}
+        of_trace = []
+        for trace in self.traces:
+            codes = np.array([known.setdefault(text, len(known)) for text in trace.names.table] or [0])
+            of_trace.append(codes[trace.names.index])
+        name = self.graph.gather(of_trace)
+        used = np.bincount(name, minlength=len(known))
+        by_use = np.argsort(-used, kind="stable")[: int((used > 0).sum())]
+        rank = np.zeros(len(known), dtype=np.int64)
+        rank[by_use] = np.arange(len(by_use))
+        texts = list(known)
+        return rank[name], [texts[at].decode("utf-8", "replace")[:LONGEST_NAME] for at in by_use.tolist()]
+
+    @cached_property
+    def node_kinds(self) -> np.ndarray:
+        """Index into ``NODE_KINDS`` of each node, int64[N]."""
+        kind = self.graph.gather([node_kinds(trace) for trace in self.traces])
+        kind[self.codes("kind", ("annotation",))[0] == 0] = ANNOTATION
+        return kind
+
+    def codes(self, attribute: str, known: Sequence[str] = ()) -> tuple[np.ndarray, list[str]]:
+        """A text attribute of all ranks as (index int64[N], -1 for none; texts). The texts are ``known``, or
+        where that is empty, those that occur."""
+        table = {text: at for at, text in enumerate(known)}
+        found = []
+        for trace in self.traces:
+            values, index = texts(trace, attribute)
+            codes = [table.get(text, -1) if known else table.setdefault(text, len(table)) for text in values]
+            found.append(np.array([*codes, -1], dtype=np.int64)[index])
+        return self.graph.gather(found), list(table)
+
+    @cached_property
+    def edge_kinds(self) -> np.ndarray:
+        """Index into ``EDGE_NAMES`` of each dependency of the run's graph, int64[E]."""
+        return np.concatenate([kinds_of_edges(trace) for trace in self.traces])
+
+    @cached_property
+    def comm_types(self) -> np.ndarray:
+        """Index into ``COMM_NAMES`` of each node, int64[N]; "unknown" for what is no communication."""
+        graph = self.graph
+        kind = graph.attribute("comm_type", -1)
+        unknown = len(COMM_NAMES) - 1
+        known = (graph.types == NodeType.COMM_COLL) & (kind >= 0) & (kind < len(CollectiveType))
+        choices = [graph.types == NodeType.COMM_SEND, graph.types == NodeType.COMM_RECV, known]
+        return np.select(choices, [unknown - 2, unknown - 1, kind], unknown)
 
 
 def load(chosen: RunInput, whole: bool = False) -> ReportRun:

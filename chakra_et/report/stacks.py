@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chakra_et.report.columns import NODE_KINDS, name_codes, page_kinds, shared_codes
-from chakra_et.report.run import ReportRun
+from chakra_et.report.run import NODE_KINDS, ReportRun
 from chakra_et.report.timeline import MOST_DEPTH, NO_STACKS, ROUNDING_NS, Stacks, lanes_of
 from chakra_et.report.times import ReportStep
 from chakra_et.traces.device_format import ANNOTATION, CODE_OF_CATEGORY, CPU_OP, DRIVER, MEMORY, RUNTIME
@@ -135,8 +134,8 @@ def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) 
     own = run.graph.scatter(np.arange(len(run.graph)))[number]
     order = np.argsort(run.start_ns[own], kind="stable")
     on_thread = {label: own[order][lane[order] == at] for at, (_, label) in labels.items()}
-    is_operator = page_kinds(run) == NODE_KINDS.index("operator")
-    (module, modules), (code, names) = shared_codes(run, "module"), name_codes(run)
+    is_operator = run.node_kinds == NODE_KINDS.index("operator")
+    (module, modules), (code, names) = run.codes("module"), run.names
     held, count = Counter[str](), Counter[str]()
     for block, event in blocks.values():
         moment, owner = round((event.ts or 0) * 1000) + shift, OUTSIDE
@@ -161,7 +160,7 @@ def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) 
 
 def _shift(run: ReportRun, number: int, start: np.ndarray, name: np.ndarray, names: list[str]) -> int | None:
     """What leads from the trace's times to the run's: the median over names of their first starts."""
-    code, known = name_codes(run)
+    code, known = run.names
     own = run.graph.trace_of == number
     never = np.iinfo(np.int64).max
     first = np.full((2, max(len(known), len(names))), never)

@@ -15,19 +15,9 @@ import numpy as np
 
 from chakra_et.et import memory as names
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import texts
+from chakra_et.et.node_attributes import EDGE_NAMES
 from chakra_et.report.run import ReportRun
 
-# The letters in the attribute ``dep_kinds``, one per data dependency.
-EDGE_KINDS = {
-    "P": "program order",
-    "L": "launch",
-    "S": "stream order",
-    "Y": "synchronisation",
-    "T": "inter thread",
-    "C": "collective",
-}
-EDGE_NAMES = (*EDGE_KINDS.values(), "dependency")
 # Starts and durations are rounded to µs independently, so neighbours may overlap by this much.
 ROUNDING_NS = 2000
 # The most rows that one lane is drawn in, where its nodes overlap, and that the calls of a thread are.
@@ -136,19 +126,6 @@ def _named_lanes(trace: ExecutionTrace) -> list[tuple[str, str] | None]:
     return found
 
 
-def kinds_of_edges(trace: ExecutionTrace) -> np.ndarray:
-    """Index into ``EDGE_NAMES`` of each dependency of a file, data before ctrl, int64[edges]."""
-    unknown = len(EDGE_KINDS)
-    found = np.full(len(trace.data_deps.values) + len(trace.ctrl_deps.values), unknown)
-    words, index = texts(trace, "dep_kinds")
-    if np.array_equal(np.array([*map(len, words), 0])[index], np.diff(trace.data_deps.offsets)):
-        of_letter = np.full(256, unknown)
-        of_letter[[ord(letter) for letter in EDGE_KINDS]] = np.arange(unknown)
-        letters = "".join([words[at] for at in index[index >= 0].tolist()]).encode("latin-1", "replace")
-        found[: len(letters)] = of_letter[np.frombuffer(letters, np.uint8)]
-    return found
-
-
 def stacked(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """A place, 0 to ``MOST_ROWS`` - 1, for each of these spans so that none overlaps another, int64[K].
 
@@ -223,10 +200,10 @@ def curves(run: ReportRun) -> list[Curve]:
     return found
 
 
-def queues(run: ReportRun, edge_kind: np.ndarray) -> list[Curve]:
-    """One curve for each rank that launches device work. ``edge_kind``: see ``columns.edge_kinds``."""
+def queues(run: ReportRun) -> list[Curve]:
+    """One curve for each rank that launches device work."""
     graph = run.graph
-    launches = edge_kind == list(EDGE_KINDS).index("L")
+    launches = run.edge_kinds == EDGE_NAMES.index("launch")
     source, target = graph.source[launches], graph.target[launches]
     found = []
     for number, rank in enumerate(run.ranks):

@@ -9,18 +9,8 @@ import numpy as np
 from chakra_et.cost.operator_calls import CLASSES
 from chakra_et.diagnose.rates import WORK, amount_per_second
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.node_attributes import texts
-from chakra_et.report.columns import (
-    ANNOTATION,
-    NODE_KINDS,
-    PHASES,
-    edge_kinds,
-    name_codes,
-    page_kinds,
-    shared_codes,
-)
-from chakra_et.report.run import ReportRun
-from chakra_et.report.timeline import EDGE_NAMES
+from chakra_et.et.node_attributes import EDGE_NAMES, texts
+from chakra_et.report.run import ANNOTATION, NODE_KINDS, PHASES, ReportRun
 from chakra_et.simulate.breakdown import activity, union_ns
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
@@ -147,8 +137,8 @@ class Module:
 def by_name(run: ReportRun) -> list[Entry]:
     """One entry for each kind and name, the most time first. Annotations are left out."""
     graph = run.graph
-    code, names = name_codes(run)
-    kind, length = page_kinds(run), run.end_ns - run.start_ns
+    code, names = run.names
+    kind, length = run.node_kinds, run.end_ns - run.start_ns
     keys, of_node = np.unique(kind * len(names) + code, return_inverse=True)
     of_node = of_node.reshape(-1)
     count, ranks = len(keys), len(run.ranks)
@@ -193,12 +183,12 @@ def idle_time(run: ReportRun) -> list[list[int]] | None:
     spent waiting for an event, another stream, or another rank.
     """
     graph = run.graph
-    kind = page_kinds(run)
+    kind = run.node_kinds
     works = (np.isin(kind, (KERNEL, COPY)) | (kind == TRANSFER)) & ~graph.is_cpu
     if not works.any():
         return None
     launched = np.full(len(graph), np.iinfo(np.int64).min)
-    launches = edge_kinds(run) == EDGE_NAMES.index("launch")
+    launches = run.edge_kinds == EDGE_NAMES.index("launch")
     np.maximum.at(launched, graph.target[launches], run.end_ns[graph.source[launches]])
     found = []
     for at in range(len(run.ranks)):
@@ -216,10 +206,10 @@ def idle_time(run: ReportRun) -> list[list[int]] | None:
 
 def by_module(run: ReportRun) -> list[Module]:
     """The modules in the order of their paths; empty where none are recorded."""
-    module, paths = shared_codes(run, "module")
-    phase, _ = shared_codes(run, "phase", PHASES)
+    module, paths = run.codes("module")
+    phase, _ = run.codes("phase", PHASES)
     known = np.flatnonzero(module >= 0)
-    kind = page_kinds(run)[known]
+    kind = run.node_kinds[known]
     module, phase = module[known], phase[known]
     length = (run.end_ns - run.start_ns)[known]
     device, communicates = np.isin(kind, DEVICE), kind == TRANSFER
@@ -258,12 +248,12 @@ class Call:
 def call_tree(run: ReportRun) -> list[Call]:
     """The calls of a run, each after the one around it, those with more time first. Modules come from the
     ``nn.Module`` of the outermost operator."""
-    code, names = name_codes(run)
+    code, names = run.names[0].copy(), list(run.names[1])
     steps = [at for at, name in enumerate(names) if name.startswith("ProfilerStep#")]
     code[np.isin(code, steps)] = len(names)
     names.append("ProfilerStep")
     path_of, above, name_of = _paths(run, code, names)
-    kind, length = page_kinds(run), run.end_ns - run.start_ns
+    kind, length = run.node_kinds, run.end_ns - run.start_ns
     on_device = np.isin(kind, [NODE_KINDS.index(each) for each in ("kernel", "copy", "transfer")])
     on_device &= ~run.graph.is_cpu
     count, there = len(above), path_of >= 0
@@ -310,7 +300,7 @@ def _paths(run: ReportRun, code: np.ndarray, names: list[str]) -> tuple[np.ndarr
             name_of.append(name)
         return at
 
-    module, modules = shared_codes(run, "module")
+    module, modules = run.codes("module")
     place: dict[str, int] = {}
     root_of = []
     for each in modules:
@@ -343,7 +333,7 @@ def _parents(run: ReportRun) -> np.ndarray:
     """The node around each node, -1 for none; of Python in an annotation, which has its event, this one."""
     event = run.graph.attribute("rf_id", -1)
     key = run.graph.trace_of * (event.max() + 2) + event
-    kind = page_kinds(run)
+    kind = run.node_kinds
     marks = np.flatnonzero((kind == ANNOTATION) & (event > 0))
     marks = marks[np.argsort(key[marks], kind="stable")]
     inside = np.flatnonzero((kind == NODE_KINDS.index("host overhead")) & (event > 0))

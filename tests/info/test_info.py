@@ -15,8 +15,8 @@ from chakra_et.convert.emit import EDGE_LETTERS
 from chakra_et.convert.graph.nodes import EdgeKind
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import EDGE_KINDS
 from chakra_et.info.command import describe
-from chakra_et.report.timeline import EDGE_KINDS
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 LANES = json.dumps(

@@ -11,7 +11,8 @@ import pytest
 
 from chakra_et.__main__ import main
 from chakra_et.report import stacks
-from chakra_et.report.columns import NODE_KINDS, SLICE
+from chakra_et.report.columns import SLICE
+from chakra_et.report.run import NODE_KINDS
 from tests.export.test_recorded import converted, depth_of, slice_, trace
 from tests.report.test_page import page_data
 from tests.shared import shared_path
