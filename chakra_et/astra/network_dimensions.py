@@ -25,10 +25,6 @@ from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.validate.table import LARGEST_MESSAGE
 
 HANDSHAKE_BYTES = 8192
-_SHORTER = (
-    "all links are written {:.1f} times slower, and all messages as much shorter: ASTRA-sim can't have "
-    "messages of 2 GiB and more"
-)
 
 
 def simulated_dimensions(topology: Topology, several: bool) -> Topology:
@@ -171,8 +167,11 @@ def with_shorter_messages(
     if factor <= 1:
         return topology
     dimensions = [dataclasses.replace(d, bandwidth=d.bandwidth / factor) for d in topology.dimensions]
-    notes = (*topology.notes, _SHORTER.format(factor))
-    return dataclasses.replace(topology, dimensions=tuple(dimensions), notes=notes)
+    note = (
+        f"all links are written {factor:.1f} times slower, and all messages as much shorter: ASTRA-sim can't "
+        "have messages of 2 GiB and more"
+    )
+    return dataclasses.replace(topology, dimensions=tuple(dimensions), notes=(*topology.notes, note))
 
 
 def effective_sizes(trace: ExecutionTrace, rank: int, groups: Groups, topology: Topology) -> ExecutionTrace:

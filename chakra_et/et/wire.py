@@ -225,9 +225,7 @@ class Fields:
     value: np.ndarray
 
     def take(self, index: np.ndarray) -> Fields:
-        return Fields(
-            self.message[index], self.key[index], self.start[index], self.end[index], self.value[index]
-        )
+        return Fields(*(column[index] for column in vars(self).values()))
 
     def where(self, number: int, *wires: int) -> Fields:
         """The fields with this number and one of these wire types."""

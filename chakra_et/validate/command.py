@@ -7,13 +7,11 @@ chakra-et validate bundle/*.et --for astra-sim --strict
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from chakra_et.cli import allow_missing_ranks, parse
-from chakra_et.errors import TraceError
 from chakra_et.et.sets import find_rank_sets
 from chakra_et.validate.check import check_set
 
@@ -44,12 +42,8 @@ class ValidateConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(ValidateConfig, argv, description=DESCRIPTION)
-    try:
-        sets = find_rank_sets(config.files, config.allow_missing_ranks)
-        problems = [each for run in sets for each in check_set(run, config.for_ == "astra-sim")]
-    except TraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    sets = find_rank_sets(config.files, config.allow_missing_ranks)
+    problems = [each for run in sets for each in check_set(run, config.for_ == "astra-sim")]
     for problem in problems:
         if problem.rule == "rank-missing" and config.allow_missing_ranks:
             problem.severity = "note"
