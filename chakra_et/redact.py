@@ -11,31 +11,25 @@ from collections.abc import Mapping
 from typing import Any
 
 GONE = "[redacted]"
-_NAME = r"(?:(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)token|passw(?:or)?d|secret"
-_NAME += r"|credentials?|(?:api|access|private|secret)[-_]?key|authorization)"
+_KEYS = [f"{kind}{dash}key" for kind in ("api", "access", "private", "secret") for dash in ("", "_", "-")]
+_WORDS = ("password", "passwd", "secret", "credential", "authorization", *_KEYS)
+_NAME = r"(?:(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)token|credentials|"
+_NAME += "|".join(_WORDS) + ")"
 _NAMED = re.compile(rf"(?i){_NAME}$")
 # --hf-token X, --password=Y, WANDB_API_KEY=Z, "HF_TOKEN": "X", also as text within JSON
 _ASSIGNED = re.compile(
     rf"(?i)((?:--[\w-]{{0,80}}{_NAME} |{_NAME}(?:=(?!=)|\\*\"\s*:\s*\\*\"))\s*)" + r"[^\s\"',;&\\]+"
 )
-_FORMS = re.compile(
-    r"(?<=://)[^/\s:@\"]*:[^/\s@\"]+(?=@)|\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
-    r"|glpat-[\w-]{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{35}|A[KS]IA[0-9A-Z]{16}"
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-\"]*"
-)
+_TOKENS = (
+    r"hf_[A-Za-z0-9]{20,}", r"gh[pousr]_[A-Za-z0-9]{30,}", r"github_pat_\w{30,}", r"glpat-[\w-]{20,}",
+    r"sk-[\w-]{20,}", r"xox[abprs]-[\w-]{10,}", r"AIza[\w-]{35}", r"A[KS]IA[0-9A-Z]{16}",
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+",
+)  # fmt: skip
+_KEY = r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-\"]*"
+_FORMS = re.compile(rf"(?<=://)[^/\s:@\"]*:[^/\s@\"]+(?=@)|\b(?:{'|'.join(_TOKENS)})|{_KEY}")
 # A text without a match of these has no secret. Each begins with plain letters, which a search finds quickly.
-_KEYS = [a + b + b"key" for a in (b"api", b"access", b"private", b"secret") for b in (b"", b"_", b"-")]
-_NAMED_HERE = [
-    re.compile(word + rb's?(?:[= ]|\\*"\s*:\s*\\*")')
-    for word in (b"token", b"password", b"passwd", b"secret", b"credential", b"authorization", *_KEYS)
-]
-_FORMED_HERE = [
-    re.compile(start)
-    for start in (
-        rb"://[^/\s\"]*@", rb"hf_\w{20}", rb"gh[pousr]_\w{30}", rb"github_pat_", rb"glpat-", rb"sk-[\w-]{20}",
-        rb"xox[abprs]-", rb"AIza[\w-]{35}", rb"A[KS]IA[0-9A-Z]{16}", rb"eyJ[\w-]{8}", rb"-----BEGIN",
-    )
-]  # fmt: skip
+_NAMED_HERE = [re.compile(rf'{word}s?(?:[= ]|\\*"\s*:\s*\\*")'.encode()) for word in ("token", *_WORDS)]
+_FORMED_HERE = [re.compile(form.encode()) for form in (r"://[^/\s\"]*@", *_TOKENS, _KEY)]
 
 
 def redacted_json(text: bytes) -> bytes:

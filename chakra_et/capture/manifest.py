@@ -44,12 +44,26 @@ import torch.distributed as dist
 
 from chakra_et import __version__
 from chakra_et.capture import gloo
-from chakra_et.capture.process import is_logging_configured, notify
 from chakra_et.files import write_text
 from chakra_et.redact import redacted
 
 MANIFEST_VERSION = 1
 STEP_TIME_SOURCE = "ProfilerStep annotations of the device trace; untraced steps: host clock"
+
+_log = logging.getLogger("chakra_et.capture")
+
+
+def notify(level: int, message: str, *values: object) -> None:
+    """Log a line, or print it to stderr if the program has no log handler."""
+    if is_logging_configured():
+        _log.log(level, message, *values)
+    else:
+        print("chakra-et:", message % values, file=sys.stderr, flush=True)
+
+
+def is_logging_configured() -> bool:
+    """Whether a log handler would receive our messages."""
+    return _log.hasHandlers()
 
 
 class Mailbox:

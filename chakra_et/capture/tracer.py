@@ -23,7 +23,9 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +38,7 @@ from chakra_et.capture import manifest as trace_manifest
 from chakra_et.capture.check import PairReport, check_pair, inspect_pair
 from chakra_et.capture.config import TraceConfig, check_trace_name
 from chakra_et.capture.files import TraceFiles
-from chakra_et.capture.manifest import Mailbox, summarise
-from chakra_et.capture.process import hold_signals, notify
+from chakra_et.capture.manifest import Mailbox, notify, summarise
 from chakra_et.capture.recorder import Recorder
 
 __all__ = ["ChakraTracer", "TraceConfig", "check_pair", "check_trace_name"]
@@ -301,6 +302,37 @@ class ChakraTracer:
         )
         trace_manifest.write_json(self.files.run.manifest_file, manifest)
         return manifest
+
+
+@contextlib.contextmanager
+def hold_signals() -> Iterator[list[int]]:
+    """Delay SIGINT and SIGTERM until the end of the block; yields the list of signals received so far.
+
+    After Ctrl-C torchrun sends a second signal, which would interrupt the clean-up started by the first. Does
+    nothing outside the main thread, where Python runs no handlers.
+    """
+    held: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
+    handlers = {}
+    for watched in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(watched)
+        if handler is not None:  # None: installed by C code, so it can't be restored
+            handlers[int(watched)] = handler
+            signal.signal(watched, lambda number, frame: held.append(number))
+    try:
+        yield held
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(held):
+            handler = handlers[number]
+            # Called rather than raised again: a wake-up descriptor has received the signal already.
+            if callable(handler):
+                handler(number, None)
+            elif handler == signal.SIG_DFL:
+                signal.raise_signal(number)
 
 
 def _place() -> tuple[int, int] | None:

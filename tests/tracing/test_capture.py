@@ -219,6 +219,7 @@ def test_gpu_is_idle_when_recording_begins_and_its_synchronisations_are_asked_fo
     monkeypatch.setattr(recorder, "profile", record_request)
     monkeypatch.setattr(recorder, "experimental_config", lambda wanted: asked.update(wanted))
     gpu = SimpleNamespace(is_available=lambda: True, synchronize=lambda: settled.append(tracer.steps_done))
+    monkeypatch.setattr(recorder, "_pass_us", lambda: {"operators": 1.0})
     monkeypatch.setattr(recorder, "torch", SimpleNamespace(cuda=gpu, autograd=torch.autograd))
     tracer = ChakraTracer(tmp_path, "t", 1, 1, 3, 0)
     with tracer:

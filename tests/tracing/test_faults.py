@@ -17,8 +17,7 @@ import pytest
 import torch
 from trace_reading import device_ids, host_ids, load, steps_of, train
 
-from chakra_et.capture.process import hold_signals
-from chakra_et.capture.tracer import ChakraTracer, check_pair
+from chakra_et.capture.tracer import ChakraTracer, check_pair, hold_signals
 
 
 def names(folder):
@@ -252,7 +251,7 @@ def test_held_signals_arrive_afterwards_once(first):
 def test_held_signal_that_nobody_handles_ends_the_process_afterwards(tmp_path, repo_root):
     code = """
 import os, pathlib, signal
-from chakra_et.capture.process import hold_signals
+from chakra_et.capture.tracer import hold_signals
 with hold_signals():
     os.kill(os.getpid(), signal.SIGTERM)
     pathlib.Path("done").touch()

@@ -20,8 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from chakra_et.files import remove_abandoned, scratch_folder, sync_folder, write_json
-from utils.training.config import TrainConfig
-from utils.training.step import Precision
+from utils.training.step import Stepper
 
 log = logging.getLogger(__name__)
 
@@ -179,13 +178,10 @@ class Saver:
     run was resumed from, if any.
     """
 
-    def __init__(
-        self, config: TrainConfig, active: bool, model: PreTrainedModel, tokenizer: Any,
-        optimizer: torch.optim.Optimizer, precision: Precision, order: dict[str, int], folder: Path | None,
-    ):  # fmt: skip
-        self.config, self.active, self.model, self.tokenizer = config, active, model, tokenizer
-        self.optimizer, self.precision, self.order, self.folder = optimizer, precision, order, folder
-        self.save_dir = Path(config.save_dir)
+    def __init__(self, stepper: Stepper, tokenizer: Any, order: dict[str, int], folder: Path | None):
+        self.stepper, self.tokenizer, self.order, self.folder = stepper, tokenizer, order, folder
+        self.config, self.active = stepper.config, stepper.world.is_main
+        self.save_dir = Path(self.config.save_dir)
 
     def checkpoint(self, step: int, best_loss: float, last: bool) -> float:
         """Save a checkpoint to resume from, and remove the oldest; returns the seconds it took."""
@@ -196,10 +192,10 @@ class Saver:
             "best_loss": best_loss if math.isfinite(best_loss) else None,
             "model_name": self.config.model_name,
             "order": self.order,
-            "scaler": self.precision.scaler.state_dict(),
+            "scaler": self.stepper.precision.scaler.state_dict(),
             "complete": False,
         }
-        if self._save(folder, last, self.optimizer, state):
+        if self._save(folder, last, self.stepper.optimizer, state):
             self.folder = folder
             keep = self.config.keep_checkpoints
             if self.active and keep is not None:
@@ -233,7 +229,7 @@ class Saver:
         if not self.active:
             return True
         try:
-            save_checkpoint(folder, self.model, self.tokenizer, *training_state)
+            save_checkpoint(folder, self.stepper.model, self.tokenizer, *training_state)
         except CheckpointError as error:
             if last:
                 raise

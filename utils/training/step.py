@@ -61,7 +61,7 @@ class ModelFamily:
         transformers_logging.disable_progress_bar()
         rates: dict[str, Any] = {} if dropout is None else dict.fromkeys(self.dropouts, dropout)
         if weights is None:
-            model = self.model_class(self.config_class(**{**preset, **rates}))
+            model = self.model_class(self.config_class(**preset, **rates))
         else:
             model = self._load(weights, rates)
         if gradient_checkpointing:
@@ -227,7 +227,7 @@ class Stepper:
     """Runs optimizer steps on one rank, with DDP if there are several."""
 
     def __init__(
-        self, config: TrainConfig, family: ModelFamily, world: World, watch: Watch, model: nn.Module,
+        self, config: TrainConfig, family: ModelFamily, world: World, watch: Watch, model: PreTrainedModel,
         optimizer: torch.optim.Optimizer, total_steps: int,
     ):  # fmt: skip
         self.config, self.family, self.world, self.watch = config, family, world, watch
@@ -242,8 +242,7 @@ class Stepper:
             # These models have constant buffers only: nothing to broadcast per step.
             known = inspect.signature(DistributedDataParallel).parameters
             name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-            options: dict[str, Any] = {name: False}
-            self.ddp = DistributedDataParallel(model, **options)
+            self.ddp = DistributedDataParallel(model, **cast(Any, {name: False}))
         self.wrapped: nn.Module = self.ddp or model
         if config.compile:
             self.wrapped = cast(nn.Module, torch.compile(self.wrapped))

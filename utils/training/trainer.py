@@ -95,10 +95,7 @@ class Trainer:
         self.step, self.best_loss, self.complete = 0, math.inf, True
         if resumed:
             self._resume(resumed, state, order)
-        self.saver = Saver(
-            *(config, world.is_main, self.model, self.tokenizer),
-            *(self.optimizer, self.stepper.precision, order, resumed),
-        )
+        self.saver = Saver(self.stepper, self.tokenizer, order, resumed)
 
     def _resume(self, folder: Path, state: dict[str, Any], order: dict[str, int]) -> None:
         checkpoint.load_optimizer(folder, self.optimizer, self.world.device)
@@ -287,13 +284,11 @@ def convert_traces(folder: str, name: str) -> bool:
         ranks = []
     if not any(rank["files"] for rank in ranks):
         return False  # the tracer has logged why there are none
-    elsewhere = []
-    for rank in ranks:
-        files = rank["files"]
-        if not isinstance(files, dict) or not all(
-            (place / each["name"]).is_file() for each in files.values()
-        ):
-            elsewhere.append(str(rank["rank"]))
+    elsewhere = [
+        str(rank["rank"])
+        for rank in ranks
+        if not all((place / each["name"]).is_file() for each in rank["files"].values())
+    ]
     if elsewhere:
         log.warning(
             "not converted: the traces of rank %s are not in %s here; copy them to it, then run: %s",
