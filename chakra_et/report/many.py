@@ -14,7 +14,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.files import read_json
-from chakra_et.job.mesh import Mesh, find_mesh
+from chakra_et.job.mesh import Mesh, mesh_of
 from chakra_et.names import RunFiles
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.text import duration, plural
@@ -118,8 +118,10 @@ def _mesh(files: RunFiles, world: int) -> tuple[Mesh | None, list[str]]:
     try:
         groups = read_comm_groups(files.groups_file)
         manifest = read_json(files.manifest_file) if files.manifest_file.is_file() else {}
-        return find_mesh(files.name, groups, manifest, {}, world), []
-    except (TraceError, OSError, ValueError, AttributeError) as error:
+        entries = manifest.get("process_groups", [])
+        described = {str(each.get("description")): each["ranks"] for each in entries}
+        return mesh_of(groups, described, set(), world), []
+    except (TraceError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         return None, [f"no axes of the mesh: {error}"]
 
 
