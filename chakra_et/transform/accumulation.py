@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import in_phase, lanes, parents
 from chakra_et.et.rearrange import New, arrange, insert
 from chakra_et.simulate.run import Run
 from chakra_et.text import plural
 from chakra_et.transform.changes import as_run, with_transfers
-from chakra_et.transform.ddp import Backward, find_backward, reduction
+from chakra_et.transform.ddp import Backward, find_backward, reduction, refuse_others
 from chakra_et.transform.operator_times import Elementwise
 
 FLAG = "--accumulate"
@@ -70,7 +69,8 @@ class Accumulate:
             )
             inside = (launcher > step.begin) & (launcher <= last) & (row_of < step.end) & ~of_optimizer
             part = np.flatnonzero(inside)
-            _refuse_others(trace, rank, step, part)
+            # How often other communication runs is up to the program, and the trace doesn't tell.
+            refuse_others(trace, rank, steps, part, FLAG)
             first = int(part[0])
             rows += range(done, first)
             done = first
@@ -91,21 +91,6 @@ class Accumulate:
                     additions.append(New(at, at, rate.micros(3 * gradient.size, 1), "aten::add_"))
         rows += range(done, len(trace))
         return arrange(trace, np.array(rows), more=more), additions
-
-
-def _refuse_others(trace: ExecutionTrace, rank: int, step: Backward, part: np.ndarray) -> None:
-    """Raises ``TraceError`` for communication in a pass that isn't DDP's: FSDP's, or tensor and pipeline
-    parallelism's. How often that runs is up to the program, and the trace doesn't tell."""
-    other = trace.types[part] >= NodeType.COMM_SEND
-    other &= ~np.isin(part, [bucket.collective for bucket in step.buckets])
-    if other.any():
-        first = int(part[other][0])
-        raise TraceError(
-            f"{FLAG}: the passes of rank {rank} have communication that isn't DDP's all-reduces of gradients "
-            f"({plural(int(other.sum()), 'node')} per step, {trace.names[first]!r}, node "
-            f"{int(trace.ids[first])}, for one), and how often it would run isn't known: only runs of DDP, "
-            "and those without communication, can be accumulated"
-        )
 
 
 def _launchers(trace: ExecutionTrace) -> np.ndarray:

@@ -116,6 +116,20 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
     return found
 
 
+def refuse_others(
+    trace: ExecutionTrace, rank: int, steps: Sequence[Backward], rows: np.ndarray, flag: str
+) -> None:
+    """Raises ``TraceError``, which begins with ``flag``, for communication among the ``rows`` that isn't
+    DDP's: FSDP's, or tensor and pipeline parallelism's."""
+    talks = rows[trace.types[rows] >= NodeType.COMM_SEND]
+    other = np.setdiff1d(talks, [bucket.collective for step in steps for bucket in step.buckets])
+    if len(other):
+        raise TraceError(
+            f"{flag}: {len(other):,} of {len(talks):,} communication operators of rank {rank} aren't DDP's "
+            f"all-reduces of gradients, {trace.names[int(other[0])]} for one: only runs of DDP are known"
+        )
+
+
 def bucket_bytes(step: Backward, part: list[int]) -> int:
     """The bytes of a bucket."""
     return sum(step.gradients[at].size for at in part)

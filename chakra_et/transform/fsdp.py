@@ -19,14 +19,14 @@ import numpy as np
 
 from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import lanes
 from chakra_et.et.rearrange import New, insert
 from chakra_et.job.blocks import Blocks, find_blocks
 from chakra_et.job.operators import Operators, Shape, operators_of, with_shapes
 from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
-from chakra_et.transform.ddp import Backward, ReadyGradient, awaited, find_backward, reduction
+from chakra_et.transform.ddp import Backward, ReadyGradient, awaited, find_backward, reduction, refuse_others
 from chakra_et.transform.operator_times import VIEWS, Elementwise, resized
 
 FLAG = "--shard fsdp2"
@@ -110,13 +110,7 @@ class Shard:
 def _backward(trace: ExecutionTrace, rank: int) -> list[Backward]:
     """The steps of DDP. Raises ``TraceError`` for any other communication."""
     steps = find_backward(trace, rank, FLAG)
-    known = {bucket.collective for step in steps for bucket in step.buckets}
-    other = sorted(set(np.flatnonzero(trace.types >= NodeType.COMM_SEND).tolist()) - known)
-    if other:
-        raise TraceError(
-            f"{FLAG}: {len(other):,} of {len(known) + len(other):,} communication operators of rank {rank} "
-            f"aren't DDP's all-reduces of gradients, {trace.names[other[0]]} for one"
-        )
+    refuse_others(trace, rank, steps, np.arange(len(trace)), FLAG)
     bare = sum(not step.buckets for step in steps)
     if bare:
         raise TraceError(
