@@ -1,4 +1,7 @@
-"""A set of more or fewer ranks, or of another model, from those that were captured.
+"""A captured run at another size: more or fewer ranks, other layers, batch or sequence.
+
+    run = chakra_et.load("outputs/gpt2_2gpu_quick_trace").run
+    print(predict(run, [Scaling(dp=64, layers="2x", spread=0.0)]).after_ms)
 
 A new rank is a copy of the captured one with the same tensor-parallel place and stage. Its compute times vary
 by the spread that was measured between ranks with the same work, drawn with a seed; its groups, peers and
