@@ -3,9 +3,10 @@
 
     python benchmarks/engine_benchmark.py [--events 400000] [--repeat 3] [--tasks 4096]
 
-Converts eight synthetic pairs by two of our own processes and by `--cluster local` with two workers, in turns:
-time by the clock and of CPU, all processes counted. Then schedules tasks that do nothing on two workers. The
-exit status is 1 if the engine takes more than 10% longer (of the least times, CPU), or the tasks more than 30 s.
+Converts eight synthetic pairs by two of our own processes and by `--cluster local` with two workers, in
+turns: time by the clock and of CPU, all processes counted. Then schedules tasks that do nothing on two
+workers. The exit status is 1 if the engine takes more than 10% longer (of the least times, CPU), or the tasks
+more than 30 s.
 """
 
 from __future__ import annotations
