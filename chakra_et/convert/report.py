@@ -57,21 +57,10 @@ class RankReport:
     busy_us: dict[str, int] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
 
-    @property
-    def losses(self) -> dict[str, int]:
-        return self.findings.of("loss")
-
-    @property
-    def repairs(self) -> dict[str, int]:
-        return self.findings.of("repair")
-
-    @property
-    def warnings(self) -> dict[str, int]:
-        return self.findings.of("warning")
-
-    @property
-    def notes(self) -> dict[str, int]:
-        return self.findings.of("note")
+    losses = property(lambda self: self.findings.of("loss"))
+    repairs = property(lambda self: self.findings.of("repair"))
+    warnings = property(lambda self: self.findings.of("warning"))
+    notes = property(lambda self: self.findings.of("note"))
 
     @property
     def overhead_share(self) -> float | None:

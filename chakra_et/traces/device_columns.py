@@ -29,7 +29,7 @@ from chakra_et.traces.device_format import (
     Event,
     OperatorArgs,
 )
-from chakra_et.traces.fields import Number, Strided, as_column, as_number, copies, each, indices
+from chakra_et.traces.fields import Number, as_column, as_number, copies, each, indices, strided
 
 _IDS = ("rf_id", "external_id", "correlation", "sequence", "forward_thread")
 _TEXTS = ("grid", "block", "dims", "types", "concrete", "strides")
@@ -56,7 +56,6 @@ class DeviceColumns:
         self.modules: list[Event] = []
         self.memory: list[Event] = []
         self.inputs: tuple[list[bytes], list[bytes], list[bytes]] | None = ([], [], []) if operators else None
-        self.strided = Strided()
         self.findings = Findings()
         self.events_in = 0
         self.rows = 0
@@ -134,7 +133,7 @@ class DeviceColumns:
             values, dims, types, strides = (copies(each(name, args)) for name in names)
             for target, texts in zip(self.inputs, (values, dims, types), strict=True):
                 target += texts
-            for row in self.strided.rows(dims, strides):
+            for row in strided(dims, strides):
                 sparse["strides"][self.rows + row] = strides[row].decode("utf-8", "replace")
         waits = np.flatnonzero(category == SYNC).tolist()
         for name, found in (("waits", waits), ("communication", _communicating(args))):

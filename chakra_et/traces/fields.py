@@ -7,6 +7,7 @@ lists them, so that a trace that was cut off does not pass for a whole one after
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -72,21 +73,12 @@ def as_number(value: Number, missing: float = -1) -> float | int:
     return found
 
 
-class Strided:
-    """Finds the operators with a tensor that isn't contiguous. It remembers texts, most of which recur."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], bool] = {}
-
-    def rows(self, shapes: list[bytes], strides: list[bytes]) -> list[int]:
-        """Which of these operators are such, from the JSON texts of their arguments."""
-        texts = list(zip(shapes, strides, strict=True))
-        new = set(texts).difference(self._known)
-        self._known |= {each: not contiguous(*each) for each in new}
-        found = list(map(self._known.__getitem__, texts))
-        return [row for row, is_such in enumerate(found) if is_such] if True in found else []
+def strided(shapes: list[bytes], strides: list[bytes]) -> list[int]:
+    """Which operators have a tensor that isn't contiguous, from the JSON texts of their arguments."""
+    return [row for row, is_one in enumerate(map(contiguous, shapes, strides)) if not is_one]
 
 
+@functools.lru_cache(maxsize=65536)
 def contiguous(shapes: bytes, strides: bytes) -> bool:
     """Whether all tensors of an operator are contiguous, from the JSON texts of its arguments' shapes and
     strides. True where either isn't recorded as it should be.

@@ -20,7 +20,7 @@ from chakra_et.et import wire
 from chakra_et.et.wire import Cells
 from chakra_et.files import path_of
 from chakra_et.findings import Findings
-from chakra_et.traces.fields import STRIDES, Number, Strided, add_repairs, as_column, copies, each, indices
+from chakra_et.traces.fields import STRIDES, Number, add_repairs, as_column, copies, each, indices, strided
 from chakra_et.traces.records import MAX_BYTES, read_records
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
@@ -147,7 +147,6 @@ class _Columns:
         self.inputs: list[Cells] = []
         self.outputs: list[Cells] = []
         self.texts_known: dict[bytes, int] = {}
-        self.strided = Strided()
         self.communication: dict[int, dict[str, Any]] = {}
         self.texts: dict[int, dict[str, str]] = {}
         self.findings = Findings()
@@ -211,7 +210,7 @@ class _Columns:
     def _take_strides(self, shapes: list[bytes], sources: list[Values]) -> None:
         """Keep those of operators with a tensor that isn't contiguous. Schemas before 1.1.1 have none."""
         strides = copies(each("strides", sources))
-        for at in self.strided.rows(shapes, strides):
+        for at in strided(shapes, strides):
             self.texts.setdefault(self.rows + at, {})[STRIDES] = strides[at].decode("utf-8", "replace")
 
     def _add(self, name: str, column: np.ndarray) -> None:

@@ -98,7 +98,8 @@ def read_records(
     """
     try:
         with open_trace(path) as file:
-            return _Reader(file, path, max_bytes, array_key, document_type, taker).run(piece_bytes)
+            meter, size = TextMeter(str(path), max_bytes), path.stat().st_size
+            return _Reader(file, path, array_key, document_type, taker, meter, size).run(piece_bytes)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableTrace(f"{path}: is not a readable trace ({error}).", path) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -107,22 +108,18 @@ def read_records(
         raise TraceError(f"{path}: can't be read ({error.strerror or error}).") from None
 
 
+@dataclass(eq=False, repr=False)
 class _Reader:
     """Reads one trace: its text within the limits, of which it passes the records on."""
 
-    def __init__(
-        self,
-        file: gzip.GzipFile | io.BufferedReader,
-        path: Path,
-        max_bytes: int,
-        array_key: str,
-        document_type: Callable[[bytes], type],
-        taker: Taker,
-    ) -> None:
-        self.file, self.path, self.array_key, self.taker = file, path, array_key, taker
-        self.document_type = document_type
-        self.meter, self.size = TextMeter(str(path), max_bytes), path.stat().st_size
-        self.ascii = True  # all text so far
+    file: gzip.GzipFile | io.BufferedReader
+    path: Path
+    array_key: str
+    document_type: Callable[[bytes], type]
+    taker: Taker
+    meter: TextMeter
+    size: int  # of the file
+    ascii: bool = True  # all text so far
 
     def read(self, size: int) -> bytes:
         data = self.file.read(size)
