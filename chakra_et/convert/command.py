@@ -77,7 +77,8 @@ class ConvertConfig:
     timestamps: bool = _flag(True, "write start_time_micros")
     skeletons: Skeletons = _flag(
         "auto",
-        "write NAME.N.skeleton.parquet, what joint questions need of a rank; auto: of more than 64 ranks",
+        "write NAME.N.skeleton.parquet, a short form of each rank from which runs of thousands of ranks are "
+        "replayed, predicted and reported; auto: for more than 64 ranks",
     )
     json: bool = _flag(False, "print JSON: by run and rank the report, the file, and every error")
     allow_unlinked: bool = _flag(

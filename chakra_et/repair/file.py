@@ -114,7 +114,7 @@ def _text(file: IO[bytes], name: str, max_bytes: int, repairs: list[Repair]) -> 
             size = os.fstat(file.fileno()).st_size
             meter.add(size, size)
         size = os.fstat(text.fileno()).st_size
-        # Nothing can't be mapped.
+        # An empty file can't be mapped.
         yield stack.enter_context(mmap.mmap(text.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
 
 

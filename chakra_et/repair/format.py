@@ -270,9 +270,9 @@ class JsonDocument:
 
     ``header``: its text up to the array's ``[``; ``records``: runs of records without the commas between the
     runs, each as its bytes or as (begin, end) in the text; ``footer``: its text from the array's ``]`` on.
-    ``keys``: the keys of an intact record, in order. ``closed``: its end was found; ``whole``: and was not
-    cut off; ``complete``: nor does its beginning lack. ``left``: (offset, line) where another object began
-    before this one had ended; ``torn``: bytes of the incomplete record before that place.
+    ``keys``: the keys of an intact record, in order. ``closed``: its end was found; ``whole``: its end is
+    there, not made by us; ``complete``: its beginning, too. ``left``: (offset, line) where another object
+    began before this one had ended; ``torn``: bytes of the incomplete record before that place.
     """
 
     start: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -30,13 +29,13 @@ class Link:
     """The match of the two traces.
 
     ``host_row[i]``: the row of the host trace for row i of the device trace, -1 for none. ``unmatched``: host
-    rows without an event, except for the roots and the process-group record, which have none. ``how``: the
-    method of matching.
+    rows without an event, except for the roots and the process-group record, which have none. ``how``: by
+    "record-function id", by "thread, order and name", or "no host trace".
     """
 
     host_row: np.ndarray
     unmatched: np.ndarray
-    how: Literal["record-function id", "thread, order and name", "no host trace"]
+    how: str
 
     def rate(self, host: HostTrace) -> float:
         """The part (0 to 1) of the host operators with a device record; 0 if there are no operators."""
@@ -50,16 +49,16 @@ def link(host: HostTrace, device: DeviceTrace) -> Link:
     if not host.recorded:
         return Link(np.where(on_cpu, np.cumsum(on_cpu) - 1, -1), np.zeros(0, dtype=np.int64), "no host trace")
     expected = _operators(host)
+    host_row = np.full(len(device), -1, dtype=np.int64)
     rows = np.flatnonzero(on_cpu & (device.rf_id > 0))
-    if len(rows):
-        linked = Link(np.full(len(device), -1, dtype=np.int64), rows, "record-function id")
+    by_id = len(rows) > 0
+    if by_id:
         host_rows = np.flatnonzero(expected)
         order = host_rows[np.argsort(host.rf_id[host_rows], kind="stable")]
         found, at = places_of(device.rf_id[rows], host.rf_id[order])
-        linked.host_row[rows[found]] = order[at]
+        host_row[rows[found]] = order[at]
     else:
         # Pair each host thread with the device thread that has most names in common, then align in order.
-        linked = Link(np.full(len(device), -1, dtype=np.int64), rows, "thread, order and name")
         rows = np.flatnonzero(on_cpu)
         sides: list[list[tuple[np.ndarray, list[str]]]] = [[], []]
         for tid in np.unique(host.tid[expected]).tolist():
@@ -75,21 +74,20 @@ def link(host: HostTrace, device: DeviceTrace) -> Link:
             for h, mine in enumerate(counts[0])
             for d, theirs in enumerate(counts[1])
         ]
-        used: tuple[set[int], set[int]] = set(), set()
+        paired: dict[int, int] = {}
         for common, h, d in sorted(likeness):
-            if common and h not in used[0] and d not in used[1]:
-                used[0].add(h)
-                used[1].add(d)
+            if common and h not in paired and d not in paired.values():
+                paired[h] = d
                 (host_rows, host_names), (device_rows, device_names) = sides[0][h], sides[1][d]
                 for a, b in aligned(host_names, device_names):
-                    linked.host_row[device_rows[b]] = host_rows[a]
-    expected[linked.host_row[linked.host_row >= 0]] = False
-    linked.unmatched = np.flatnonzero(expected)
-    return linked
+                    host_row[device_rows[b]] = host_rows[a]
+    expected[host_row[host_row >= 0]] = False
+    how = "record-function id" if by_id else "thread, order and name"
+    return Link(host_row, np.flatnonzero(expected), how)
 
 
 def operators_and_annotations(device: DeviceTrace) -> np.ndarray:
-    """bool[rows]"""
+    """bool[rows]: whether each event is an operator or an annotation."""
     marks: np.ndarray = (device.category == CPU_OP) | (device.category == ANNOTATION)
     return marks
 
