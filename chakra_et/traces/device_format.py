@@ -65,7 +65,6 @@ class Args(msgspec.Struct, gc=False):
     group_size: Number = msgspec.field(name="Group size", default=None)
     source_rank: Number = msgspec.field(name="Src Rank", default=None)
     target_rank: Number = msgspec.field(name="Dst Rank", default=None)
-    seq: Number = msgspec.field(name="Seq", default=None)
     bytes: Number = -1
     grid: msgspec.Raw = msgspec.Raw(b"")
     block: msgspec.Raw = msgspec.Raw(b"")
@@ -105,11 +104,9 @@ class OperatorEvent(Event, gc=False):
 class HeaderFields(msgspec.Struct):
     """A trace without its events."""
 
-    schemaVersion: Any = None
     distributedInfo: Any = None
     deviceProperties: Any = None
     baseTimeNanoseconds: Any = None
-    traceName: Any = None
     host_name: Any = None
     chakra_et: Any = None
     chakra_et_repairs: Any = None
