@@ -14,7 +14,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
 from chakra_et.traces.sets import Manifest, Pair
-from chakra_et.validate import check as validate
+from tests.convert.good_traces import NAMES, check_run
 from tests.generator import Features, Layout, generate
 from tests.generator.hand_made import annotation, call, event, kernel, node, op, write_device, write_host
 from tests.simulate.replay_traces import replay_device
@@ -204,7 +204,7 @@ def test_two_ranks_match(kinds: dict, tmp_path: Path) -> None:
     for rank in (0, 1):
         features = Features(seed=2, rank=rank, autograd_thread=True, **kinds)
         traces[rank] = convert_pair(Pair(rank, *generate(features).write(tmp_path))).trace
-    problems = validate.check(traces, {"1": [0, 1]})
+    problems = check_run(traces, {"1": [0, 1]}, NAMES)
     assert [str(problem) for problem in problems if problem.severity == "error"] == []
     together = replay_device(list(traces.values()))
     assert (together.end_ns[0] >= together.start_ns[0]).all()

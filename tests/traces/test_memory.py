@@ -138,8 +138,8 @@ def test_a_real_run_has_the_peak_that_its_program_allocated(tmp_path: Path) -> N
 def test_a_real_gpu_trace_has_the_caching_allocators_peaks() -> None:
     path = shared_path("data/traces/public/pairs", "h100_bert-small-uncased.json.gz")
     run = load(find_run([str(path / "h100_bert-small-uncased.json.gz")]))
-    found = usage(run)
-    assert [[each[name] for name in ("device", "peak_bytes", "reserved_bytes", "frees")] for each in found] == [
+    found, names = usage(run), ("device", "peak_bytes", "reserved_bytes", "frees")
+    assert [[each[name] for name in names] for each in found] == [
         ["cpu", 16, None, 9], ["gpu 0", 101_305_344, 121_634_816, 109],
     ]  # fmt: skip
     assert largest_peak(found)["peak_bytes"] == 101_305_344
