@@ -13,6 +13,7 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.simulate.replays import longest_path
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
+from tests.convert.good_traces import NAMES, check_run
 from tests.shared import shared_path
 from tests.simulate.replay_traces import replay_device
 
