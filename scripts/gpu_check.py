@@ -143,29 +143,23 @@ def whole_step(layers: int, hidden: int, heads: int, vocab: int, seq: int, batch
 
 def peers(folder: Path, on_gpu: bool) -> Iterator[Line]:
     """Other tools on the traces of part "capture", where they are installed."""
-    for packages, what in (
-        (("hta",), "HTA's TraceAnalysis"),
-        (("chakra", "et_replay"), "MLCommons' converter"),
+    capture = folder.parent / "capture"
+    analysis = "import sys; from hta.trace_analysis import TraceAnalysis as T; "
+    analysis += "T(trace_files={0: sys.argv[1]}).get_temporal_breakdown(visualize=False)"
+    conversion = ["-m", "chakra_et", "convert", "--name", "eager", "--engine", "mlcommons", "--dir"]
+    conversion += [str(capture), "-o", str(folder)]
+    for what, packages, words in (
+        ("HTA's TraceAnalysis", ("hta",), ["-c", analysis, str(capture / "eager_device.json")]),
+        ("MLCommons' converter", ("chakra", "et_replay"), conversion),
     ):
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
             yield not_run(what, f"the package {missing[0]} isn't installed")
-            continue
-        capture = folder.parent / "capture"
-        traces = sorted(capture.glob("eager_device.json"))
-        if not traces:
+        elif not (capture / "eager_device.json").exists():
             yield not_run(what, "run --part capture first")
-        elif "hta" in packages:
-            code = "import sys; from hta.trace_analysis import TraceAnalysis as T; " + (
-                "T(trace_files={0: sys.argv[1]}).get_temporal_breakdown(visualize=False)"
-            )
-            status, said = _run(["-c", code, str(traces[0])], folder)
-            yield equal(what, said if status else "reads the trace", "reads the trace")
         else:
-            words = ["convert", "--dir", str(capture), "--name", "eager", "-o", str(folder)]
-            words += ["--engine", "mlcommons"]
-            status, said = _run(["-m", "chakra_et", *words], folder)
-            yield equal(what, said if status else "converts the trace", "converts the trace")
+            status, said = _run(words, folder)
+            yield equal(what, said if status else "reads the trace", "reads the trace")
 
 
 def _run(words: list[str], folder: Path, whole: bool = False) -> tuple[int, str]:
