@@ -41,10 +41,6 @@ class ResultConfig:
         default=False, metadata={"help": "refresh every 2 s until the run has ended, then write its page"}
     )
 
-    def __post_init__(self) -> None:
-        if not self.job_ids:
-            raise ValueError("give a job id")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(ResultConfig, argv, prog="get_result.sh", description=(__doc__ or "").splitlines()[0])

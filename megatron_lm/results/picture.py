@@ -105,8 +105,6 @@ class PictureConfig:
     output: Path = field(default=Path("out.html"), metadata={"help": "HTML page to write"})
 
     def __post_init__(self) -> None:
-        if not self.job_ids:
-            raise ValueError("give a job id")
         if not re.fullmatch(r"all|last|[1-9]\d*(-[1-9]\d*)?", self.iterations):
             raise ValueError(
                 f"--iterations {self.iterations}: give a number, a range such as 3-5, last or all"
