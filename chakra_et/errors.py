@@ -8,6 +8,10 @@ Each is one sentence for the user; programs catch ``TraceError``, which all of t
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -17,6 +21,26 @@ class TraceError(ValueError):
     The text is one sentence for the user: what is wrong, in which file, rank and node, and what to do.
     Commands print it without a traceback and exit with a non-zero status.
     """
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, error: TraceError) -> Iterator[None]:
+    """Raises ``error`` if the block takes longer, as regular expressions may. Only the main thread has one,
+    as only it gets signals, and not on Windows."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def reason(error: Exception) -> str:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.errors import TraceError
+from chakra_et.errors import TraceError, time_limit
 from chakra_et.et.sets import MANY_RANKS
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural, shortened
 
+MATCHING_SECONDS = 10
 _LONGEST_NS = 2**61
 
 
@@ -39,7 +40,9 @@ class Scale:
             expression = re.compile(self.pattern)
         except re.error as error:
             raise TraceError(f"--scale: {self.pattern!r} is not a regular expression: {error}") from None
-        chosen = np.array([bool(expression.search(name)) for name in run.names])[run.name_of]
+        slow = f"--scale: {self.pattern!r} takes more than {MATCHING_SECONDS} s to match: give a simpler one"
+        with time_limit(MATCHING_SECONDS, TraceError(slow)):
+            chosen = np.array([bool(expression.search(name)) for name in run.names])[run.name_of]
         if not chosen.any():
             spent = np.bincount(run.name_of, run.measured.own_ns, len(run.names))
             longest = np.argsort(-spent)[:4].tolist()

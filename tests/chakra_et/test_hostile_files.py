@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.errors import TraceError
+from chakra_et.errors import TraceError, time_limit
+from chakra_et.et import file as et_file
 from chakra_et.yaml_file import read_yaml
 from fasop.__main__ import main as plan
 from tests.chakra_et.test_atomic import capture
@@ -55,15 +54,13 @@ def test_a_file_without_content_of_its_own_is_refused(
     for ending in ("et", "json", "yaml", "parquet"):
         make(tmp_path / f"X.{ending}")
     words = [word.replace("X.", f"{tmp_path}/X.").replace("RUN", run) for word in command.split()]
-    faulthandler.dump_traceback_later(30, exit=True, file=sys.__stderr__)  # where it hangs
-    try:
-        assert main([word.replace("OUT", str(tmp_path / "out")) for word in words]) in (1, 2)
-    except SystemExit as stop:
-        assert stop.code == 2
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    with time_limit(30, TraceError("it hangs")):
+        try:
+            assert main([word.replace("OUT", str(tmp_path / "out")) for word in words]) in (1, 2)
+        except SystemExit as stop:
+            assert stop.code == 2
     errors = capsys.readouterr().err
-    assert len(errors.splitlines()) == 1, errors
+    assert len(errors.splitlines()) == 1 and "hangs" not in errors, errors
 
 
 def test_an_extra_table_of_kernels_that_has_no_end_fails_each_rank(
@@ -106,3 +103,14 @@ def test_aliases_and_merges_within_the_limits_are_read(tmp_path: Path) -> None:
     path = tmp_path / "good.yaml"
     path.write_text("base: &base {gpus: 8}\nnode: {<<: *base, name: a}\nboth: [*base, *base]\n")
     assert read_yaml(path)["node"] == {"gpus": 8, "name": "a"}
+
+
+def test_a_pattern_that_never_ends_is_stopped(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("chakra_et.transform.durations.MATCHING_SECONDS", 0.2)
+    trace = et_file.read(f"{run}.0.et")
+    trace.names.table[0] = b"a" * 60
+    et_file.write(tmp_path / "long.0.et", trace)
+    assert main(["predict", str(tmp_path / "long.0.et"), "--scale", "(a|a)*b=2"]) == 2
+    assert "takes more than 0.2 s to match" in capsys.readouterr().err
