@@ -87,7 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _published(path: Path, models: str, as_json: bool) -> int:
-    """Print what published runs took and would take by their recipes; the exit status."""
     runs = read_runs(path, Path(models) if models else None)
     found = [(run, *predicted(run, layout)) for run, layout in expressible(runs)]
     if as_json:

@@ -237,7 +237,6 @@ def _parts(kernels: Sequence[Kernel], gpu: Gpu, kind: str, options: Options) -> 
 
 @functools.lru_cache(maxsize=65536)
 def _products(gpu: Gpu, number: str, shapes: tuple[tuple[int, ...], ...]) -> float:
-    """Seconds of matrix products (copies, m, n, k, sets of operands)."""
     return float(kernel_times(gpu).micros(number, shapes).sum()) / 1e6 if shapes else 0.0
 
 

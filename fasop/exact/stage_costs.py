@@ -274,7 +274,6 @@ def ranges(values: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def _after(n: int) -> np.ndarray:
-    """[a, b]: whether b > a."""
     return np.arange(n)[None, :] > np.arange(n)[:, None]
 
 

@@ -305,7 +305,6 @@ def _vtrain(row: Mapping[str, str]) -> Run:
 
 
 def _or_why(made: Callable[[], Layout]) -> Layout | PlanError:
-    """A layout, or why there is none."""
     try:
         return made()
     except PlanError as error:

@@ -102,10 +102,7 @@ class Cluster:
 
     def gpu(self, name: str) -> Gpu:
         """The type of that name. Raises ``KeyError``."""
-        for gpu in self.gpus:
-            if gpu.name == name:
-                return gpu
-        raise KeyError(name)
+        return {gpu.name: gpu for gpu in self.gpus}[name]
 
     def instances(self, placement: Sequence[str]) -> list[str]:
         """What each node of a placement is called: its instance, else its GPU type."""

@@ -204,7 +204,6 @@ def faster_flags(plan: Plan) -> list[str]:
 
 
 def _goal(plan: Plan, objective: str) -> float:
-    """What plans are ranked by: dollars or seconds per step."""
     return plan.price_per_step if objective == "cost" else plan.step_time
 
 

@@ -130,7 +130,6 @@ def _group(plan: Plan, kind: str, stage: int, place: int) -> Sequence[int]:
 
 
 def _shared(plan: Plan, nodes: list[Node], whole: float) -> ExecutionTrace:
-    """What the traces of all ranks of a stage have in common."""
     start = np.array([round(node.start * 1e6) for node in nodes])
     end = np.array([round(node.end * 1e6) for node in nodes])
     offsets = np.cumsum([0, *(len(node.after) for node in nodes)])

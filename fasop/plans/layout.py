@@ -196,7 +196,6 @@ def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, op
 
 
 def _stages(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:
-    """A layout whose stages or replicas differ."""
     if not values["stages"]:
         raise PlanError(f"{where}: stages: give a list of stages, each with layers and replicas.")
     nodes: dict[object, str] = {}  # type of each node

@@ -212,10 +212,6 @@ def _check(where: str, plan: Plan) -> None:
         raise PlanError(f"{in_cluster}: a GPU type is there twice: give each once.")
     for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True):
         check_gpu(f"{in_cluster}: GPU {gpu.name}", gpu, count)
-    for index, link in enumerate(cluster.links):
-        sizes = [size for size, _ in link.points]
-        if sizes != sorted(set(sizes)):
-            raise PlanError(f"{in_cluster}: link {index}: points: give sizes in ascending order, each once.")
     check_nodes(f"{where}: placement", plan.cluster, plan.placement)
     check_gpus(f"{where}: tp × dp × pp", plan.cluster, plan.placement, plan.tp * plan.dp * plan.pp)
     if plan.hosts and (

@@ -137,7 +137,6 @@ def blocks(cluster: Cluster, gpus_per_stage: int) -> tuple[list[Block], bool]:
 
 
 def _counts(cluster: Cluster) -> dict[str, int]:
-    """Nodes of each type."""
     return {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
 
 

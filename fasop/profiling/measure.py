@@ -161,7 +161,6 @@ def _now(runs: Runs) -> float:
 
 
 def _median(run: Callable[[], torch.Tensor], runs: Runs) -> tuple[float, float]:
-    """Median seconds of a forward and of its backward pass."""
     import torch
 
     times = []

@@ -114,7 +114,6 @@ def chunk_seconds(plan: Plan) -> tuple[list[list[float]], list[list[float]]]:
 
 
 def _pipeline(tasks: Sequence[Task], ends: Sequence[float]) -> list[Event]:
-    """Computations and messages."""
     places: dict[tuple[int, int], int] = {}  # of each task, on each of its stages
     found: list[Event] = []
     for index, (task, end) in enumerate(zip(tasks, ends, strict=True)):
@@ -133,7 +132,6 @@ def _pipeline(tasks: Sequence[Task], ends: Sequence[float]) -> list[Event]:
 
 
 def _reduction(plan: Plan, found: list[Event], stage: int) -> list[Event]:
-    """The reduction of a stage's gradients, whole or in buckets."""
     if plan.dp == 1 or not plan.dp_allreduce[stage]:
         return []
     if not (plan.options.overlap and plan.parts):

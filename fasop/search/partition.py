@@ -197,7 +197,6 @@ class Search:
         return tuple(each[first] for each in times)
 
     def _maximum(self, assignment: Assignment) -> float:
-        """The maximum in a assignment's objective."""
         between = self.program.counts.between
         crossed = self.costs.boundaries(assignment.placement)
         kinds = [INSIDE if kind == INSIDE else between for kind in crossed]

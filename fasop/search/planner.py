@@ -8,7 +8,7 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -146,10 +146,7 @@ class Planner:
             cluster=self.cluster,
             cost_model="exact",
             placement=placement,
-            tp=shape.tp,
-            dp=shape.dp,
-            pp=pp,
-            mbs=shape.mbs,
+            **asdict(shape),
             micro_batches=m,
             partition=assignment.partition,
             stage_gpu=tuple("+".join(gpu_types(own)) for own in seats),
@@ -166,7 +163,6 @@ class Planner:
             price_per_step=0.0,
             train_cost=0.0,
             options=self.options,
-            ep=shape.ep,
             update=update,
             parts=tuple(parts),
             wrap=tables.p2p(seats[-1], seats[0], len(placement) == 1) if pp > 1 else 0.0,
@@ -179,7 +175,6 @@ class Planner:
 
 
 def _parts(tables: StageCosts, seats: Seats, choice: StageChoice, at: tuple[int, int]) -> StageParts:
-    """What the times of a stage with the units from … to are made of."""
     passes, tp, ep = tables.passes, choice.tp, tables.shape.ep
     layers = np.flatnonzero(passes.layers[slice(*at)]) + at[0]
     forward, backward = (
@@ -273,7 +268,6 @@ def _least(plan: Plan) -> float:
 
 
 def _with_memory(plan: Plan, iterations: int) -> Plan:
-    """The plan with the memory and price of its schedule."""
     chunks = plan.virtual_stages
     in_flight = [
         interleaved.in_flight(stage, plan.pp, plan.micro_batches, chunks) / chunks for stage in range(plan.pp)

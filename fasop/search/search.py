@@ -206,7 +206,6 @@ class _Kept:
         return self._value(plan), plan.step_time, len(plan.placement)
 
     def _value(self, plan: Plan) -> float:
-        """A plan's objective."""
         return plan.price_per_step if self.goal.objective == "cost" else plan.step_time
 
 
