@@ -1,4 +1,4 @@
-"""Many assignments of one shape at once, by their simulated steps: those near the best.
+"""Many assignments of one shape at once, by their simulated steps: all there are, or those near the best.
 
 What the dynamic program minimises bounds a step from below, and many assignments share that bound or nearly
 do. Some of them are simulated, and the best of those improved by moving units from stage to stage.
@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -19,9 +20,10 @@ from fasop.inputs.clusters import Cluster
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Seats
 from fasop.schedule import one_f_one_b
 from fasop.search.dynamic_program import SLACK
-from fasop.search.node_counts import distinct
-from fasop.search.partition import Assignment
+from fasop.search.node_counts import NodeCounts, distinct
+from fasop.search.partition import Assignment, placed
 
+FEW = 1000  # assignments of a shape up to which all of them are simulated
 TIE = 1e-6  # of a step, by which uneven stages count as longer: from equal steps the more even leads on
 STARTS = 16  # assignments that are improved
 AGAIN = 4  # of them, from which it goes on once more
@@ -122,6 +124,29 @@ def _with_embedding(
         stages = np.array(list(copies))
         done[stages[:, None], of] = synced[stages[:, None], of].max(axis=0) + sync
     return done
+
+
+def best_of_all(tables: StageCosts, counts: NodeCounts) -> Assignment | None | Literal[False]:
+    """The assignment with the shortest simulated step; False where they are too many to try.
+
+    None where none fits into memory.
+    """
+    units, pp = len(tables.model.units), tables.shape.pp
+    count = math.comb(units - 1, pp - 1)
+    if count > FEW:
+        return False
+    sequences = list(itertools.islice(counts.sequences(), FEW // count + 1))
+    if count * len(sequences) > FEW:
+        return False
+    cuts = np.array(list(itertools.combinations(range(1, units), pp - 1)), dtype=int)
+    partitions = np.diff(cuts.reshape(count, pp - 1), axis=1, prepend=0, append=units)
+    placements = [placed(tables.cluster, tables.shape, blocks) for blocks in sequences]
+    which = np.repeat(np.arange(len(placements)), count)
+    steps, _ = Steps(tables, placements, which, np.tile(partitions, (len(placements), 1))).all()
+    at = int(steps.argmin())
+    if not np.isfinite(steps[at]):
+        return None
+    return Assignment(*placements[at // count], tuple(partitions[at % count].tolist()), float(steps[at]))
 
 
 def improve(tables: StageCosts, assignments: list[Assignment]) -> Assignment:

@@ -85,6 +85,21 @@ class NodeCounts:
             if use is not None and (end == self.stages or self.blocks[b].is_full):
                 yield b, end, use
 
+    def sequences(self) -> Iterator[tuple[Block, ...]]:
+        """All orders of blocks."""
+        known = [set(map(tuple, layer.tolist())) for layer in self.states]
+
+        def extend(prefix: tuple[Block, ...], stage: int, used: State) -> Iterator[tuple[Block, ...]]:
+            if stage == self.stages:
+                yield prefix
+                return
+            for b, end, use in self._next(stage):
+                after = tuple(a + b for a, b in zip(used, use, strict=True))
+                if after in known[end]:
+                    yield from extend((*prefix, self.blocks[b]), end, after)
+
+        yield from extend((), 0, (0,) * len(self.sizes))
+
 
 def _among(
     codes: np.ndarray, states: np.ndarray, most: np.ndarray, weights: np.ndarray

@@ -27,7 +27,7 @@ from fasop.plans.shapes import MOST_BLOCKS, Block, Seats, Shape, blocks, gpu_typ
 from fasop.schedule import interleaved, one_f_one_b
 from fasop.schedule.events import with_chunks
 from fasop.search.bounds import Bounds
-from fasop.search.improve import improve
+from fasop.search.improve import best_of_all, improve
 from fasop.search.node_counts import NodeCounts
 from fasop.search.partition import Assignment, Search
 
@@ -92,6 +92,8 @@ class Planner:
         tables, counts = self.tables(shape), self.counts(shape.group, shape.pp)
         if not counts.possible:
             return None
+        if fit and (found := best_of_all(tables, counts)) is not False:
+            return self.plan(shape, found, math.inf) if found else None
         assignment = Search(tables, counts, fit, guess=self.bounds.busiest(shape)).best(limit)
         return self.plan(shape, assignment, assignment.objective, fit) if assignment else None
 
