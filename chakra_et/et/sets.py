@@ -128,7 +128,7 @@ def read_set(name: str, allow_missing: bool = False) -> RankSet:
             where = found.run.groups_file
             raise TraceError(f"{where}: group {group[:40]!r} isn't a number from 1 on: convert again")
     path = found.run.manifest_file
-    manifest: dict[str, Any] = {}
+    manifest: Any = {}
     if path.is_file():
         try:
             manifest = read_json(path)

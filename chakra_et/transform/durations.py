@@ -106,6 +106,9 @@ class RankAs:
             values = graph.attribute(name, -1) + 1
             code = code * (int(values.max(initial=0)) + 1) + values
 
+        mine = ranks.index(self.rank)
+        groups = np.unique(code[graph.first[mine] : graph.first[mine + 1]])
+
         def by_group(rank: int) -> tuple[np.ndarray, np.ndarray]:
             """The rank's nodes in groups that this one has, by group and order, and their groups."""
             at = ranks.index(rank)
@@ -115,8 +118,6 @@ class RankAs:
             order = order[groups[of[order]] == code[nodes[order]]]
             return nodes[order], of[order]
 
-        mine = ranks.index(self.rank)
-        groups = np.unique(code[graph.first[mine] : graph.first[mine + 1]])
         nodes, group = by_group(self.rank)
         found = [by_group(rank) for rank in others]
         count = np.array([np.bincount(of, minlength=len(groups)) for _, of in found])

@@ -116,7 +116,9 @@ def scaled(run: Run, wanted: Scaling) -> Scaled:
         without_waiting(run),
         origin={rank: rank for rank in captured},
         source=source,
-        retime=_retime(times, lambda group: (len(own.get(group, ())) or old.ranks,) * 2),
+        retime=_retime(
+            times, lambda group: (len(own.get(group, ())) or world, len(own.get(group, ())) or world)
+        ),
         notes=tuple(notes),
     )
     if wanted.resize:
