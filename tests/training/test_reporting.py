@@ -170,7 +170,7 @@ def test_a_trace_is_taken_and_the_flags_kept_beside_it(
         2,
     )
     written = {path.name for path in (tmp_path / "outputs").iterdir()}
-    kinds = ("host.json", "device.json", "stacks.txt", "manifest.json", "config.json")
+    kinds = ("host.json", "device.json", "manifest.json", "config.json")
     converted = {"bert_1gpu_trace.et", "bert_1gpu_trace.0.et"}
     converted |= {f"bert_1gpu_trace_{kind}.json" for kind in ("comm_groups", "conversion")}
     assert written == {f"bert_1gpu_trace_{kind}" for kind in kinds} | converted
