@@ -49,7 +49,7 @@ class TraceFiles:
         Raises OSError, with nothing moved, if one of them can't be completed.
         """
         written = {side: self._packed(self.unfinished(side)) for side in SIDES}
-        entries = {
+        entries: dict[str, Any] = {
             side: {"name": path.name, "size": path.stat().st_size, "sha256": sha256(path)}
             for side, path in written.items()
         }

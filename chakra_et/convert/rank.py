@@ -16,7 +16,7 @@ import sys
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from chakra_et import files
 from chakra_et.convert.pair import Converted, PairOptions, convert_pair
@@ -145,7 +145,8 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> Converted:
             if not repair.repair_file(path, output=repaired, max_bytes=job.options.max_bytes).changed:
                 raise
             original[str(repaired)] = path
-            pair = dataclasses.replace(pair, **{side: repaired})
+            changed: dict[str, Any] = {side: repaired}
+            pair = dataclasses.replace(pair, **changed)
 
 
 def _errors(trace: ExecutionTrace, groups: dict[str, list[int]] | None, job: RankJob) -> list[str]:

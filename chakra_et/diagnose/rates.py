@@ -135,7 +135,7 @@ def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kerne
     found = []
     for name, *figures in _grouped(run, find_rates(run), run.name_of, chosen)[:LISTED]:
         kind = node_classes.CLASSES[int(np.bincount(classes[(run.name_of == name) & chosen]).argmax())]
-        found.append(Kernel(kind, *figures, name=run.names[name], on_cpu=not device.any()))
+        found.append(Kernel(*(kind, *figures, run.names[name], not device.any())))
     return found
 
 

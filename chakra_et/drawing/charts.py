@@ -48,15 +48,15 @@ def line_chart(
         parts.append(_text(across(value), HEIGHT - BOTTOM + 16, f"{value:.6g}", "middle"))
     for at, (name, points) in enumerate(lines.items()):
         colour, pen, path = COLOURS[at % len(COLOURS)], "M", ""
-        for x, y in points:
-            if y is None:
+        for x, value_y in points:
+            if value_y is None:
                 pen = "M"
                 continue
-            path += f"{pen}{across(x):.1f} {down(y):.1f}"
+            path += f"{pen}{across(x):.1f} {down(value_y):.1f}"
             pen = "L"
             if len(points) <= DOTTED or name in unjoined:
-                about = tag("title", f"{name}: {y:.6g} {y_title} at {x_title} {x:g}")
-                place = {"cx": f"{across(x):.1f}", "cy": f"{down(y):.1f}"}
+                about = tag("title", f"{name}: {value_y:.6g} {y_title} at {x_title} {x:g}")
+                place = {"cx": f"{across(x):.1f}", "cy": f"{down(value_y):.1f}"}
                 parts.append(tag("circle", inside=about, **place, r=3, fill=colour))
         if name not in unjoined:
             parts.append(tag("path", d=path, fill="none", stroke=colour, stroke_width="1.5"))

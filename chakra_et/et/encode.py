@@ -131,8 +131,8 @@ def _tensor_parts(
         return []
     fields: list[Part] = []
     for place, column in zip(schema.IO_FIELDS, columns, strict=True):
-        checked = isinstance(column, Cells)
-        cells = column.take(slice(low, high)) if checked else _utf8_strings(column[low:high])
+        part = slice(low, high)
+        cells = column.take(part) if isinstance(column, Cells) else _utf8_strings(column[part])
         fields += _filled_strings(place, cells)
     rows = rows[low:high] - first
     head = wire.varints(wire.row_lengths(high - low, fields), wire.tag(number, LENGTH))

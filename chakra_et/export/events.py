@@ -130,9 +130,9 @@ class NodeEvents:
         run, graph = self.run, self.run.graph
         yield _about("process_name", {"name": f"rank {rank}"}, CPU)
         yield _about("process_name", {"name": f"rank {rank}, device"}, DEVICE)
-        for number, row in enumerate(self.rows):
-            if row.rank == rank:
-                yield _about("thread_name", {"name": row.label}, self.process[number], number)
+        for number, lane in enumerate(self.rows):
+            if lane.rank == rank:
+                yield _about("thread_name", {"name": lane.label}, self.process[number], number)
         size = graph.attribute("comm_size", 0)
         own = graph.trace_of[self.order] == run.ranks.index(rank)
         for at in self.order[own].tolist():

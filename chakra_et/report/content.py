@@ -139,7 +139,7 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
         measured = replay.measured_ns if replay and run.base == "measured" else None
         error = replay.error_percent if replay and measured is not None else None
         rate = None if _without_host_trace(report) else report.get("link_rate")
-        linked = float(rate) if type(rate) in (int, float) else None
+        linked = float(rate) if isinstance(rate, int | float) else None
         parts = shares(trace) if run.base == "measured" else None
         overhead = parts.overhead if parts else None
         problems = report.get("problems")

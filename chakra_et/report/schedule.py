@@ -97,7 +97,8 @@ def _add_spans(
     """The columns that the timeline reads, see ``columns.add_nodes``, the tables that they refer to, and
     (lane, name, start ns, end ns) of each stretch that a mark begins."""
     placed: list[tuple[int, Span]] = []  # with the lane among those of all pictures
-    lanes, rules, steps, kinds = [], [], [], dict[str, Kind]()
+    lanes: list[Any] = []
+    rules, steps, kinds = [], [], dict[str, Kind]()
     for picture in pictures:
         first, own = len(lanes), range(len(picture.lanes))
         for span in picture.spans:

@@ -18,7 +18,7 @@ from chakra_et.report.run import NODE_KINDS, ReportRun
 from chakra_et.report.timeline import MOST_DEPTH, NO_STACKS, ROUNDING_NS, Stacks, lanes_of
 from chakra_et.report.times import ReportStep
 from chakra_et.traces.device_format import ANNOTATION, CODE_OF_CATEGORY, CPU_OP, DRIVER, MEMORY, RUNTIME
-from chakra_et.traces.fields import Number, as_column, indices
+from chakra_et.traces.fields import Number, as_column, as_number, indices
 from chakra_et.traces.records import read_records
 
 MOST, MOST_RANKS, MOST_OWNERS = 200_000, 8, 20
@@ -120,15 +120,17 @@ def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) 
     """What holds the memory of a rank's device (of its CPU where no other is known) when most is allocated,
     the most first: the module and the outermost operator that allocated it."""
     known = [(event.args, event) for event in events if event.args and event.args.total and event.ts]
-    known = sorted([each for each in known if each[0].type] or known, key=lambda each: each[1].ts or 0)
+    known = sorted(
+        [each for each in known if each[0].type] or known, key=lambda each: as_number(each[1].ts, 0)
+    )
     if not known:
         return []
-    at, (peak, _) = max(enumerate(known), key=lambda each: each[1][0].total or 0)
+    at, (peak, _) = max(enumerate(known), key=lambda each: as_number(each[1][0].total, 0))
     blocks: dict[Any, tuple[_Block, _Event]] = {}
     for block, event in known[: at + 1]:
         if (block.type, block.device) == (peak.type, peak.device):
             blocks.pop(block.address, None)
-            if (block.bytes or 0) > 0:
+            if as_number(block.bytes, 0) > 0:
                 blocks[block.address] = block, event
     lane, labels = lanes_of(run.traces[number])
     own = run.graph.scatter(np.arange(len(run.graph)))[number]
@@ -138,7 +140,7 @@ def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) 
     (module, modules), (code, names) = run.codes("module"), run.names
     held, count = Counter[str](), Counter[str]()
     for block, event in blocks.values():
-        moment, owner = round((event.ts or 0) * 1000) + shift, OUTSIDE
+        moment, owner = round(as_number(event.ts, 0) * 1000) + shift, OUTSIDE
         nodes = on_thread.get(f"thread {event.tid}", own[:0])
         before = int(np.searchsorted(run.start_ns[nodes], moment, side="right")) - 1
         if before >= 0 and moment <= run.end_ns[nodes[before]] + ROUNDING_NS:
@@ -147,9 +149,9 @@ def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) 
                 owner = names[code[node]] if is_operator[node] else owner
                 node = int(run.parent[node])
             owner = f"{modules[module[inner]]}: {owner}" if module[inner] >= 0 else owner
-        held[owner] += int(block.bytes or 0)
+        held[owner] += int(as_number(block.bytes, 0))
         count[owner] += 1
-    held["allocated before the recording"] = max(int(peak.total or 0) - held.total(), 0)
+    held["allocated before the recording"] = max(int(as_number(peak.total, 0)) - held.total(), 0)
     found = held.most_common(MOST_OWNERS)
     return [
         {"rank": run.ranks[number], "owner": owner, "bytes": size, "blocks": count[owner] or None}

@@ -130,9 +130,9 @@ class RankAs:
         for row, (each, of), has in zip(theirs, found, there, strict=True):
             row[(alike & has)[group]] = own[each[alike[of]]]
         chosen = alike[group]
-        for each in np.flatnonzero(known & ~alike).tolist():
-            ratio = float(np.median(spent[there[:, each], each])) / max(my_spent[each], 1)
-            own[nodes[group == each]] = np.rint(own[nodes[group == each]] * ratio)
+        for at in np.flatnonzero(known & ~alike).tolist():
+            ratio = float(np.median(spent[there[:, at], at])) / max(my_spent[at], 1)
+            own[nodes[group == at]] = np.rint(own[nodes[group == at]] * ratio)
         own[nodes[chosen]] = np.nanmedian(theirs[:, chosen], axis=0)
         some = f"{len(others)} other" if len(others) < len(ranks) - 1 else "the other"
         return replace(setting, own_ns=own).noting(

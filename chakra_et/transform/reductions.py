@@ -184,8 +184,8 @@ def _put_in(
             new.append(node)
         new += back
     placed = sorted(new, key=lambda node: node.after)
-    after, like = (np.array([getattr(node, of) for node in placed], np.int64) for of in ("after", "like"))
-    source = np.insert(np.arange(len(trace)), after + 1, like)
+    places, like = (np.array([getattr(node, of) for node in placed], np.int64) for of in ("after", "like"))
+    source = np.insert(np.arange(len(trace)), places + 1, like)
     made = insert(trace, np.zeros(len(trace), bool), new)
     with contextlib.suppress(ValueError):
         known = json.loads(made.metadata_str("lanes") or "[]")

@@ -59,8 +59,8 @@ def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Es
     replicas: list[np.ndarray] = []
     notes: dict[str, None] = {}
     ends = list(itertools.accumulate(layout.partition))
-    for index, (stage, end) in enumerate(zip(layout.stages, ends, strict=True)):
-        units = slice(end - stage.units, end)
+    for index, (stage, behind) in enumerate(zip(layout.stages, ends, strict=True)):
+        units = slice(behind - stage.units, behind)
         replicas.append(_replicas(passes, stage, units, min(count - index, layout.micro_batches), notes))
     slowest = [each.max(axis=0).tolist() for each in replicas]
     ended, p2p = _ends(passes, layout, [each[:, :2] for each in replicas])

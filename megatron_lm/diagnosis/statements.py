@@ -231,8 +231,10 @@ def _report(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
     block = "\n".join(line.text for line in lines[at:end])
     name = FIRST_OF_NODE if block.lstrip().startswith("Root Cause") else "torchrun"
     for match in REPORTED.finditer(block):
-        raw, numbers = tuple(match[0].split("\n")), map(int, match.group("rank", "local"))
-        yield Statement("end", name, match["text"], raw, *numbers, _time(match["time"]), int(match["code"]))
+        raw, rank, local = tuple(match[0].split("\n")), int(match["rank"]), int(match["local"])
+        yield Statement(
+            "end", name, match["text"], raw, rank, local, _time(match["time"]), int(match["code"])
+        )
 
 
 def _single(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:

@@ -244,11 +244,11 @@ def events(timers: records.Timers, node: str, wanted: range, before: int) -> lis
     # The k-th event of a kind belongs to micro-batch k. A combined message counts for each part of its name,
     # and takes the number of the first.
     counts: Counter[tuple[int, int, str]] = Counter()
-    for at, event in enumerate(found):
+    for place, event in enumerate(found):
         kinds = [event.task] if event.task in BY_MICRO_BATCH else MESSAGE.findall(event.task)
         for kind in reversed(kinds):
             key = (event.rank, event.iteration, kind)
-            found[at] = replace(event, micro_batch=counts[key])
+            found[place] = replace(event, micro_batch=counts[key])
             counts[key] += 1
     return found
 

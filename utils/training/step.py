@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -48,7 +48,7 @@ class ModelFamily:
     loss_sum: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
 
     def build(
-        self, preset: dict[str, int], weights: Path | None, dropout: float | None,
+        self, preset: Mapping[str, Any], weights: Path | None, dropout: float | None,
         gradient_checkpointing: bool = False,
     ) -> PreTrainedModel:  # fmt: skip
         """A random model of size ``preset``, or the one in the folder ``weights``, in float32.
