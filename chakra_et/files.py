@@ -18,7 +18,6 @@ import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -63,43 +62,25 @@ def is_remote(path: Any) -> bool:
     return not isinstance(path, (str, Path))
 
 
-@dataclass(eq=False, repr=False)
-class Temporary:
-    """An open file with a hidden name, in the folder where it will become ``place``."""
-
-    path: Path
-    place: Path
-    file: IO[bytes]
-
-    def put_in_place(self) -> None:
-        """Flush the file to disk and rename it to ``place``, replacing an older file."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        os.replace(self.path, self.place)
-        sync_folder(self.place.parent)
-
-
-@contextlib.contextmanager
-def temporary_file(place: str | Path) -> Iterator[Temporary]:
-    """A file to write. It becomes ``place`` by ``put_in_place``, otherwise it is removed on exit."""
-    place = Path(place)
-    with _temporary(place, lambda path: path.touch(exist_ok=False)) as path, open(path, "wb") as file:
-        yield Temporary(path, place, file)
-
-
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write that becomes ``path`` on exit, once it is on disk. Raises ``OSError``."""
+    """A file to write that becomes ``path`` on exit, once it is on disk. Raises ``OSError``.
+
+    Until then its ``name`` is that of a hidden file beside ``path``, which an error removes.
+    """
     path = path_of(path)
     if is_remote(path):
         fs = path.fs  # type: ignore[attr-defined]
         with fs.transaction, fs.open(path.path, "wb") as file:  # type: ignore[attr-defined]
             yield file
         return
-    with temporary_file(path) as temporary:
-        yield temporary.file
-        temporary.put_in_place()
+    with _temporary(path, lambda hidden: hidden.touch(exist_ok=False)) as hidden:
+        with open(hidden, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(hidden, path)
+        sync_folder(path.parent)
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:

@@ -10,7 +10,6 @@ One document is: a SQuAD question after its paragraph; a block of text between e
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,20 +107,15 @@ def write(prefix: Path, texts: Iterable[str], tokenizer: Any) -> tuple[int, int]
 
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            tokens_file, index_file = (
-                stack.enter_context(files.temporary_file(f"{prefix}{ending}")) for ending in (".bin", ".idx")
-            )
-            builder = IndexedDatasetBuilder(str(tokens_file.path), dtype=DType.optimal_dtype(len(tokenizer)))
+        # The index comes last: a dataset exists once its index does.
+        with files.atomic_file(f"{prefix}.idx") as index, files.atomic_file(f"{prefix}.bin") as content:
+            builder = IndexedDatasetBuilder(content.name, dtype=DType.optimal_dtype(len(tokenizer)))
             count = tokens = 0
             for text in tqdm(texts, unit="document", disable=not sys.stderr.isatty()):
                 ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
                 builder.add_document(np.array(ids), [len(ids)])
                 count, tokens = count + 1, tokens + len(ids)
-            builder.finalize(str(index_file.path))
-            # The index comes last: a dataset exists once its index does.
-            tokens_file.put_in_place()
-            index_file.put_in_place()
+            builder.finalize(index.name)
     except OSError as error:
         raise DataError(f"{prefix}: can't be written ({error.strerror or error}).") from None
     return count, tokens

@@ -28,6 +28,7 @@ import msgspec
 
 from chakra_et.errors import TraceError
 from chakra_et.files import (
+    atomic_file,
     copy,
     folder_lock,
     is_remote,
@@ -35,7 +36,6 @@ from chakra_et.files import (
     path_of,
     remove_abandoned,
     sync_folder,
-    temporary_file,
 )
 from chakra_et.redact import GONE, redacted_json
 from chakra_et.repair.format import Buffer, JsonDocument, Repair, RepairReport, value_end
@@ -196,24 +196,23 @@ def _write(
     opened as ``file``."""
     path, place = report.path, output or target
     remove_abandoned(place.parent)
-    with temporary_file(place) as part:
-        shutil.copymode(target, part.path)
+    with atomic_file(place) as part:
+        shutil.copymode(target, part.name)
         with contextlib.suppress(OSError):  # only root may give files away
-            os.chown(part.path, before.st_uid, before.st_gid)
+            os.chown(part.name, before.st_uid, before.st_gid)
         # No name and no time in the gzip header, so that the same repair gives the same bytes.
-        packed = gzip.GzipFile("", "wb", 6, part.file, mtime=0) if _is_gzip(file) else None
-        stream: IO[bytes] = packed or part.file  # type: ignore[assignment]
+        packed = gzip.GzipFile("", "wb", 6, part, mtime=0) if _is_gzip(file) else None
+        stream: IO[bytes] = packed or part  # type: ignore[assignment]
         _write_document(stream, data, document, report.repairs)
         if packed:
             packed.close()
-        part.file.flush()
-        _verify(part.path, document, path, max_bytes)
+        part.flush()
+        _verify(part.name, document, path, max_bytes)
         after = os.stat(target)
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise TraceError(f"{path}: changes while it is read; repair it when its run has ended.")
         if output is None:
             report.backup = _backup_of(target)
-        part.put_in_place()
 
 
 def _write_document(stream: IO[bytes], data: Buffer, document: JsonDocument, repairs: list[Repair]) -> None:
@@ -260,10 +259,10 @@ def _marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) ->
     return footer[:end].rstrip() + field.encode() + footer[end:]
 
 
-def _verify(result: Path, document: JsonDocument, path: Path, max_bytes: int) -> None:
+def _verify(result: str, document: JsonDocument, path: Path, max_bytes: int) -> None:
     """Refuse a result that would itself need repair."""
     repairs: list[Repair] = []
-    with open(result, "rb") as file, _text(file, str(result), max_bytes, repairs) as data:
+    with open(result, "rb") as file, _text(file, result, max_bytes, repairs) as data:
         scanner = Scanner(data, str(path)).run()
     if repairs or scanner.repairs or [found.nodes for found in scanner.documents] != [document.nodes]:
         raise TraceError(f"{path}: damaged in a way that cannot be repaired; it is unchanged.")

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if Path(config.output).is_dir():
         raise PlanError(f"--output {config.output}: it is a folder: give a file.")
     try:
-        with files.temporary_file(Path(config.output)):
+        with files.scratch_folder(Path(config.output)):
             pass
     except OSError as error:
         raise PlanError(f"--output {config.output}: can't be written: {error.strerror or error}.") from None

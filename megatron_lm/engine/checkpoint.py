@@ -43,8 +43,8 @@ class Checkpoints:
             return
         try:
             (FOLDER / save).mkdir(parents=True, exist_ok=True)
-            with files.temporary_file(FOLDER / save / "write_test") as probe:
-                probe.file.write(b"test")
+            with files.scratch_folder(FOLDER / save / "write_test") as probe:
+                (probe / "test").write_bytes(b"test")
         except OSError as error:
             raise CheckpointError(
                 f"SAVE={save}: can't be written to ({error.strerror}): set SAVE to a folder "

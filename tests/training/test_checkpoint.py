@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import shutil
 import time
 from pathlib import Path
 
@@ -163,9 +162,7 @@ def test_clean_up_puts_back_a_folder_that_was_moved_aside(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best_model", "step-1"]
 
 
-@pytest.mark.parametrize("announced", [True, False])
-def test_a_full_disk_is_told_in_one_sentence(announced, small_disk, tokenizer, monkeypatch) -> None:
-    """Once by the space known to be needed, once by the write that fails."""
+def test_a_full_disk_is_told_in_one_sentence(small_disk, tokenizer) -> None:
     model = GPT2.build(GPT2_PRESETS["tiny"], None, None)  # 7 MB, and 13 MB of moments
     optimizer = build_optimizer(model, 1e-3, 0.0)
     model(input_ids=torch.zeros(1, 4, dtype=torch.long)).logits.sum().backward()
@@ -174,9 +171,6 @@ def test_a_full_disk_is_told_in_one_sentence(announced, small_disk, tokenizer, m
     target = disk / "step-1"
     save_checkpoint(target, model, tokenizer)
     before = (target / "model.safetensors").read_bytes()
-    if not announced:
-        usage = shutil.disk_usage(disk)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 40))
     with pytest.raises(CheckpointError) as error:
         save_checkpoint(target, model, tokenizer, optimizer, {"step": 1})
     assert str(error.value).startswith(f"can't save {target}: the disk is full")

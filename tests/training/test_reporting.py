@@ -1,4 +1,4 @@
-"""What a run reports: figures, progress, TensorBoard, wandb, traces."""
+"""What a run reports: figures, TensorBoard, wandb, traces."""
 
 from __future__ import annotations
 
@@ -83,16 +83,6 @@ def test_tensorboard_gets_the_figures(train_alone: Callable[..., Path]) -> None:
     assert {"eval_loss", "learning_rate", "tokens_per_second", "step_seconds"} <= set(
         events.Tags()["scalars"]
     )
-
-
-def test_a_terminal_sees_a_progress_bar(
-    train_alone: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    train_alone("gpt2", *SHORT, "--max-steps", 2)
-    written = capsys.readouterr().err
-    assert "2/2" in written
-    assert "loss " in written
 
 
 def test_wandb_that_wants_a_login_is_told_in_one_sentence(

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from utils.data.config import DataConfig, DataError, hub_problem, log_once
 from utils.data.squad import Example
@@ -42,7 +41,6 @@ SPECIAL_TOKENS = {
     "bert": {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
 }
 MAX_LENGTH = {"gpt2": 1024, "bert": 512}
-BATCH = 1000  # texts
 
 
 def load_tokenizer(
@@ -166,17 +164,12 @@ def tokenize_pairs(examples: list[Example], tokenizer: PreTrainedTokenizerFast) 
     key = hashlib.sha256(json.dumps([texts, tokenizer.backend_tokenizer.to_str()]).encode() + pairs.tobytes())
     # Set explicitly, because the library otherwise warns in every DataLoader worker that is forked later.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    rows: list[list[int]] = []
-    with tqdm(total=len(texts), desc="Tokenizing", unit="text", disable=None) as progress:
-        for begin in range(0, len(texts), BATCH):
-            batch = texts[begin : begin + BATCH]
-            rows += tokenizer(
-                batch,
-                add_special_tokens=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,  # or it warns about texts longer than the model, which are cut later
-            )["input_ids"]
-            progress.update(len(batch))
+    rows: list[list[int]] = tokenizer(
+        texts,
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,  # or it warns about texts longer than the model, which are cut later
+    )["input_ids"]
     ids = np.concatenate([np.array(row, dtype=np.int32) for row in rows])
     return TokenizedPairs(ids, np.cumsum([len(row) for row in rows]), pairs, key.hexdigest())

@@ -50,11 +50,7 @@ def save_checkpoint(
 
     Replaces ``folder`` atomically. If that fails, raises CheckpointError and leaves the old folder in place.
     """
-    parts = [*model.parameters(), *model.buffers()]
-    if optimizer is not None:
-        parts += [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in parts)
-    with atomic_folder(folder, needed) as temporary:
+    with atomic_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         if optimizer is not None:
@@ -106,19 +102,15 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, device: torch
 
 
 @contextlib.contextmanager
-def atomic_folder(target: Path, needed: int = 0) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """A folder to fill, which replaces ``target`` when the block ends without an error.
 
     ``target`` is either the old folder or the complete new one, even if the disk fills up; if the process is
-    killed between two renames, ``clean_up`` brings the old one back. ``needed``: bytes about to be written;
-    raises CheckpointError at once if the disk has less room, and if writing fails.
+    killed between two renames, ``clean_up`` brings the old one back. Raises CheckpointError if writing fails.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(target) as temporary:
-            free = shutil.disk_usage(temporary).free
-            if free < needed:
-                raise OSError(errno.ENOSPC, f"{needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
             yield temporary
             for path in temporary.iterdir():
                 # safetensors makes its files private to the owner; give them the permissions of the folder.

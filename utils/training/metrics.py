@@ -1,4 +1,4 @@
-"""Metrics of a run, written to a progress bar or log lines, a JSON-lines file, TensorBoard and wandb."""
+"""Metrics of a run, written to the log, a JSON-lines file, and TensorBoard or wandb."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import dataclasses
 import json
 import logging
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from chakra_et.files import write_text
 from utils.training.config import TrainConfig
@@ -37,21 +33,14 @@ class Metrics:
         self._failed = False
         if not active:
             return
-        folder, name = Path(config.save_dir), f"{config.family}-{config.model_name}"
-        self._published = Published(config.report_to, folder, name, dataclasses.asdict(config))
-        self._file = self._closing.enter_context(_continued(folder / LOG_FILE, first_step))
-        self._bar = tqdm(initial=first_step, total=total_steps, unit="step", disable=not sys.stderr.isatty())
-        self._closing.callback(self._bar.close)
-        if not self._bar.disable:
-            self._closing.enter_context(logging_redirect_tqdm())
+        self._publish = _publisher(config, self._closing)
+        self._file = self._closing.enter_context(_continued(Path(config.save_dir, LOG_FILE), first_step))
 
     def __enter__(self) -> Metrics:
         return self
 
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        self._closing.close()
-        if self.active:
-            self._published.close(0 if kind is None else 1)
+    def __exit__(self, *error: Any) -> None:
+        self._closing.__exit__(*error)
 
     def advance(self, step: int, tokens: float, seconds: float, figures: dict[str, Any], show: bool) -> None:
         """Count optimizer step ``step`` (from 1), which took ``seconds`` for its ``tokens`` over all ranks.
@@ -63,7 +52,6 @@ class Metrics:
             return
         self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + tokens, self.seconds + seconds
         self.losses = (figures["loss"] if self.steps == 1 else self.losses[0], figures["loss"])
-        self._bar.update()
         if show:
             steps, tokens, seconds = self._shown
             rates = {
@@ -93,11 +81,8 @@ class Metrics:
                 log.warning("%s can't be written: %s; training goes on", LOG_FILE, error.strerror)
             self._failed = True
         text = "  ".join(f"{name} {_short(value)}" for name, value in figures.items())
-        if self._bar.disable:
-            log.info("step %d/%d  %s", step, self.total_steps, text)
-        else:
-            self._bar.set_postfix_str(text)
-        self._published.write(step, figures)
+        log.info("step %d/%d  %s", step, self.total_steps, text)
+        self._publish(step, figures)
 
 
 def _continued(path: Path, first_step: int) -> Any:
@@ -113,52 +98,36 @@ def _continued(path: Path, first_step: int) -> Any:
     return path.open("ab", buffering=0)
 
 
-class Published:
-    """Figures sent to TensorBoard, in ``folder``, or to wandb; to neither for another ``report_to``.
-
-    Raises ValueError if the package or service isn't available.
-    """
-
-    def __init__(self, report_to: str, folder: Path, name: str, values: Mapping[str, Any]) -> None:
-        self._writer: Any = None
-        self._wandb: Any = None
-        try:
-            if report_to == "tensorboard":
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._writer = SummaryWriter(log_dir=str(folder / "tensorboard"))
-            elif report_to == "wandb":
-                import wandb
-
-                self._wandb = _begun(wandb, folder, name, values)
-        except ImportError:
-            raise ValueError(
-                f"--report-to {report_to} needs the {report_to} package: pip install it"
-            ) from None
-
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
-            if self._writer is not None:
-                self._writer.add_scalar(name, value, step)
-        if self._wandb is not None:
-            self._wandb.log(dict(figures), step=step)
-
-    def close(self, status: int) -> None:
-        """End with this exit status."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._wandb is not None:
-            self._wandb.finish(exit_code=status)
-
-
-def _begun(wandb: Any, folder: Path, name: str, values: Mapping[str, Any]) -> Any:
+def _publisher(config: TrainConfig, closing: contextlib.ExitStack) -> Callable[[int, dict[str, float]], None]:
+    """What sends the figures of a step where --report-to says, until ``closing`` ends."""
+    target, folder = config.report_to, Path(config.save_dir)
     try:
-        return wandb.init(project="mosim-llms", name=name, dir=str(folder), config=dict(values))
+        if target == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+        elif target == "wandb":
+            import wandb
+    except ImportError:
+        raise ValueError(f"--report-to {target} needs the {target} package: pip install it") from None
+    if target == "none":
+        return lambda step, figures: None
+    if target == "tensorboard":
+        writer = closing.enter_context(SummaryWriter(log_dir=str(folder / "tensorboard")))
+
+        def add(step: int, figures: dict[str, float]) -> None:
+            for name, value in figures.items():
+                writer.add_scalar(name, value, step)
+
+        return add
+    name, values = f"{config.family}-{config.model_name}", dataclasses.asdict(config)
+    try:
+        run = wandb.init(project="mosim-llms", name=name, dir=str(folder), config=values)
     except wandb.errors.Error as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"--report-to wandb: {reason}; log in with `wandb login`, or set WANDB_MODE=offline"
         ) from None
+    closing.push(lambda kind, *_: run.finish(exit_code=int(kind is not None)))
+    return lambda step, figures: run.log(figures, step=step)
 
 
 def _short(value: float) -> str:
