@@ -87,6 +87,10 @@ def find_rank_sets(
     for name in names:
         paths = [path_of(name)] if path_of(name).is_file() else _files_of_run(name, skeletons)
         for path in paths:
+            if path.name.endswith((".json", ".json.gz")):
+                raise TraceError(
+                    f"{path}: is no .et file: convert it first (chakra-et convert {path} -o outputs)"
+                )
             key, rank = parse_et(path) or (str(path), -1)
             alone = rank < 0
             if alone:
@@ -150,6 +154,14 @@ def _files_of_run(name: str, skeletons: Skeletons) -> list[Path]:
         return contracted
     if not paths and run.first_et_file.is_file():
         paths = [run.first_et_file]
+    if not paths and path_of(name).is_dir():
+        runs = sorted({found[0] for path in path_of(name).glob("*.et") if (found := parse_et(path))})
+        if len(runs) == 1:
+            return _files_of_run(runs[0], skeletons)
+        some = f", such as {runs[0]}" if runs else ""
+        raise TraceError(
+            f"{name}: a folder with .et files of {plural(len(runs), 'run')}: give the NAME of one{some}"
+        )
     if not paths:
         raise TraceError(f"{name}: neither a file nor the NAME of NAME.0.et, NAME.1.et, …: check the path")
     return paths

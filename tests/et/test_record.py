@@ -255,3 +255,20 @@ def test_a_conversion_killed_before_its_end_leaves_nothing_that_passes_for_finis
     remaining = subprocess.run([sys.executable, str(ROOT / "convert_remaining.py"), "--dir", str(folder)])
     assert remaining.returncode == 0 and Path(f"{run}.1.et").read_bytes() == whole
     assert use(READERS["replay"], run) == 0 and not list(folder.glob(".*"))
+
+
+def test_a_folder_with_one_run_is_that_run(run: Path) -> None:
+    """``chakra-et validate FOLDER`` of a bundle said that there was no such file."""
+    (found,) = find_rank_sets([str(run.parent)])
+    assert found.name == str(run) and list(found.files) == [0, 1]
+    shutil.copy(f"{run}.0.et", run.with_name("other.0.et"))
+    with pytest.raises(TraceError, match="a folder with .et files of 2 runs: give the NAME of one, such as"):
+        find_rank_sets([str(run.parent)])
+
+
+def test_a_trace_in_place_of_et_files_is_to_be_converted(tmp_path: Path) -> None:
+    """It was "a gzip file, which simulators do not read"."""
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(b"\x1f\x8b")
+    with pytest.raises(TraceError, match="is no .et file: convert it first"):
+        find_rank_sets([str(path)])
