@@ -31,13 +31,14 @@ from chakra_et.cost import gpus, grids, kernel_times
 from chakra_et.cost.attention import INTO_CACHE
 from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import Gpu
-from chakra_et.cost.kernel_times import MODELS, KernelTimes, Values, mean_parameters
-from chakra_et.cost.operator_calls import OperatorCall
-from chakra_et.cost.operator_times import GDDR, GpuModel, gpu_model
+from chakra_et.cost.kernel_times import LIKE, MODELS, KernelTimes, Values
+from chakra_et.cost.operator_times import GDDR, GpuModel, OperatorCall, gpu_model
 from chakra_et.files import write_text
 
 LONG = 20.0
 """µs from which a kernel counts as long."""
+OF_KIND = ("burst", "hot")
+"""Parameters that differ between kinds of memory: of the other kind, the prior says more."""
 FIT_ROWS, FOLDS, SHAPES = 800, 3, 100
 _SETS = 6
 """Sets of operands that take turns in the measured products."""
@@ -285,6 +286,22 @@ def batch_of(kind: str, table: Table) -> np.ndarray | None:
     return table.points[:, 0] if kind == "float" else None
 
 
+def mean_parameters(gpu: Gpu, kind: str, fitted: Sequence[tuple[Gpu, Values]]) -> dict[str, float]:
+    """Those of a GPU that wasn't measured: the geometric means over the ``fitted`` ones; of attention the
+    medians, as one library's kernels may be unlike all others (B200's don't pack heads)."""
+    middle = np.median if kind == "attention" else np.mean
+    found = {}
+    for name, prior in MODELS[kind].start(gpu).items():
+        alike = [each[name] for of, each in fitted if name not in OF_KIND or of.kind == gpu.kind]
+        found[name] = float(np.exp(middle(np.log(alike)))) if alike else prior
+    return found
+
+
+def like(gpu: Gpu, of: KernelTimes) -> KernelTimes:
+    """The times of a GPU that wasn't measured but is like one that was."""
+    return KernelTimes(gpu, of.parameters, {kind: grid.faded(LIKE) for kind, grid in of.grids.items()})
+
+
 def stranger(kind: str, gpu: Gpu, known: Sequence[KernelTimes]) -> KernelTimes:
     """A GPU of which nothing was measured, from those of others."""
     values = mean_parameters(gpu, kind, [(each.gpu, each.parameters[kind]) for each in known])
@@ -388,7 +405,7 @@ def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Tabl
         relation = "no relative"
         if gpu.like in known:
             of = known[gpu.like]
-            times, relation = kernel_times.like(gpu, of), "relative in the fit"
+            times, relation = like(gpu, of), "relative in the fit"
         none = GDDR_TARGET.get(f"{gpu.name} {kind}", targets["none"])
         target = targets["relative"] if gpu.like in known else none
         yield judged(f"{TITLES[kind]}, GPU left out, {relation}", kind, table, times, target, name)
@@ -412,7 +429,16 @@ def write(folder: Path, kinds: Sequence[str]) -> None:
             values = mean_parameters(gpu, kind, [(each.gpu, each.parameters[kind]) for each in times])
             made.setdefault(f"nvidia {gpu.kind}", {})[kind] = values
     write_parameters(made)
-    grids.save(saved)
+    save(saved)
+
+
+def save(by_name: Mapping[str, grids.Grid], path: Path = grids.FILE) -> None:
+    """Write grids as ``grids.load`` reads them."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, grid in by_name.items():
+        arrays[name] = np.clip(np.rint(grid.logs / grids.STEP), -127, 127).astype(np.int8)
+        arrays |= {f"{name}/{at}": sizes for at, sizes in enumerate(grid.axes)}
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
 
 
 def write_parameters(made: Mapping[str, Mapping[str, Values]]) -> None:

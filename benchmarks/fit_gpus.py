@@ -31,8 +31,7 @@ from chakra_et import cli
 from chakra_et.convert.pair import convert_pair
 from chakra_et.cost import kernel_times
 from chakra_et.cost.fit import fit as fit_model
-from chakra_et.cost.operator_calls import CLASSES, OperatorCall, item_bytes
-from chakra_et.cost.operator_times import FILE, SETS, GpuModel, gpu_model
+from chakra_et.cost.operator_times import CLASSES, FILE, SETS, GpuModel, OperatorCall, gpu_model, item_bytes
 from chakra_et.errors import TraceError
 from chakra_et.files import write_text
 from chakra_et.predict.gpu import ratio

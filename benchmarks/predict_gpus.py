@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.predict_runs import Row
 from chakra_et.convert.pair import convert_pair
 from chakra_et.cost import networks
-from chakra_et.cost.operator_calls import CLASSES
+from chakra_et.cost.operator_times import CLASSES
 from chakra_et.errors import TraceError
 from chakra_et.predict.gpu import OtherGpu
 from chakra_et.predict.gpu_work import device_work, kernel_kinds

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 FILE = Path(__file__).with_name("grids.npz")
-_STEP, _MOST = 0.005, 127
+STEP = 0.005
 """Of a stored logarithm, a signed byte."""
 _SIZE, _OCTAVES, _NOISE, _OUTLIER = 0.1, 3.0, 0.08, 1.5
 """Of a model's errors: standard deviation, in how many octaves of a size they change, the noise of single
@@ -89,22 +89,13 @@ def _covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return covariance
 
 
-def save(grids: dict[str, Grid], path: Path = FILE) -> None:
-    """Write grids by name."""
-    arrays: dict[str, np.ndarray] = {}
-    for name, grid in grids.items():
-        arrays[name] = np.clip(np.rint(grid.logs / _STEP), -_MOST, _MOST).astype(np.int8)
-        arrays |= {f"{name}/{at}": sizes for at, sizes in enumerate(grid.axes)}
-    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
-
-
 @functools.cache
 def load(path: Path = FILE) -> dict[str, Grid]:
     """The grids of a file, by GPU and kind of kernel ("H100 16 bit")."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     return {
-        name: Grid(tuple(arrays[f"{name}/{at}"] for at in range(logs.ndim)), logs * _STEP)
+        name: Grid(tuple(arrays[f"{name}/{at}"] for at in range(logs.ndim)), logs * STEP)
         for name, logs in arrays.items()
         if "/" not in name
     }

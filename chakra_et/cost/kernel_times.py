@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +24,6 @@ from chakra_et.cost.grids import Nearby
 FILE = Path(__file__).with_name("kernel_times.json")
 LIKE = 0.8
 """The part of a GPU's grids that holds for one that is like it."""
-_OF_KIND = ("burst", "hot")
-"""Parameters that differ between kinds of memory: of the other kind, the prior says more."""
 
 Values = Mapping[str, float]
 
@@ -97,23 +95,6 @@ def calibrated(times: KernelTimes, kind: str, points: np.ndarray, micros: np.nda
     left = np.log(micros / (model.micros(times.gpu, values, points) * beyond))
     known = {**times.nearby, kind: grids.nearby(model.place(points), left)}
     return replace(times, parameters={**times.parameters, kind: values}, nearby=known)
-
-
-def mean_parameters(gpu: Gpu, kind: str, fitted: Iterable[tuple[Gpu, Values]]) -> dict[str, float]:
-    """Those of a GPU that wasn't measured: the geometric means over the ``fitted`` ones; of attention the
-    medians, as one library's kernels may be unlike all others (B200's don't pack heads)."""
-    fits, start = list(fitted), MODELS[kind].start(gpu)
-    middle = np.median if kind == "attention" else np.mean
-    found = {}
-    for name, prior in start.items():
-        alike = [each[name] for of, each in fits if name not in _OF_KIND or of.kind == gpu.kind]
-        found[name] = float(np.exp(middle(np.log(alike)))) if alike else prior
-    return found
-
-
-def like(gpu: Gpu, of: KernelTimes) -> KernelTimes:
-    """The times of a GPU that wasn't measured but is like one that was."""
-    return KernelTimes(gpu, of.parameters, {kind: grid.faded(LIKE) for kind, grid in of.grids.items()})
 
 
 def kernel_times(gpu: Gpu) -> KernelTimes:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.cost.gpus import by_driver
-from chakra_et.cost.operator_calls import CLASSES, OperatorCall
-from chakra_et.cost.operator_times import GpuModel, gpu_model
+from chakra_et.cost.operator_times import CLASSES, GpuModel, OperatorCall, gpu_model
 from chakra_et.diagnose import node_classes
 from chakra_et.predict.gpu_work import device_work, kernel_kinds, launched_operators
 from chakra_et.simulate.run import Run
@@ -122,7 +121,7 @@ def _times(model: GpuModel, work: OperatorCall, taken_ns: float) -> tuple[float,
 
 
 def kernel_classes(run: Run, found: Rates) -> list[KernelClass]:
-    """Device work by ``operator_calls.CLASSES``, the most time first."""
+    """Device work by ``operator_times.CLASSES``, the most time first."""
     grouped = _grouped(run, found, found.kind, found.kind >= 0)
     return [KernelClass(CLASSES[at], *figures) for at, *figures in grouped]
 

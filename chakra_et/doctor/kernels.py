@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional
 
 from chakra_et.cost import gpus
-from chakra_et.cost.operator_calls import OperatorCall
-from chakra_et.cost.operator_times import GpuModel, gpu_model
+from chakra_et.cost.operator_times import GpuModel, OperatorCall, gpu_model
 from chakra_et.doctor.captures import quietly
 from chakra_et.doctor.results import Line, at_most, equal, not_run
 from chakra_et.files import write_json

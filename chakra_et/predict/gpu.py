@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.cost import gpus, operator_times
-from chakra_et.cost.operator_calls import OperatorCall, item_bytes
-from chakra_et.cost.operator_times import GpuModel, gpu_model
+from chakra_et.cost.operator_times import GpuModel, OperatorCall, gpu_model, item_bytes
 from chakra_et.errors import TraceError
 from chakra_et.predict.gpu_work import launched_operators
 from chakra_et.simulate.run import Run, Setting

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from chakra_et.cost.operator_calls import OperatorCall, item_bytes
+from chakra_et.cost.operator_times import OperatorCall, item_bytes
 from chakra_et.cost.operator_work import CAUSAL, WITH_VALUES, operator_work, rule_of
 from chakra_et.et.node_attributes import texts
 from chakra_et.simulate.run import Run

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.cost.operator_calls import CLASSES, OperatorCall, item_bytes
+from chakra_et.cost.operator_times import CLASSES, OperatorCall, item_bytes
 from chakra_et.cost.operator_work import DEPTH
 from chakra_et.et.node_attributes import parents
 from chakra_et.predict.gpu_shapes import Shapes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.cost.operator_calls import CLASSES
+from chakra_et.cost.operator_times import CLASSES
 from chakra_et.diagnose.rates import WORK, amount_per_second
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import EDGE_NAMES, texts

@@ -13,8 +13,7 @@ from benchmarks import fit_gpus
 from benchmarks.fit_gpus import Sample, class_errors, fit, fit_all, left_out, read_all
 from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et.cost import gpus, operator_times
-from chakra_et.cost.operator_calls import CLASSES, OperatorCall
-from chakra_et.cost.operator_times import gpu_model
+from chakra_et.cost.operator_times import CLASSES, OperatorCall, gpu_model
 from chakra_et.et.columns import TensorInfo
 from chakra_et.predict.gpu import OtherGpu, ratio
 from chakra_et.predict.gpu_work import kernel_kinds, launched_operators

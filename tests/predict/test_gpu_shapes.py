@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chakra_et.convert.pair import convert_pair
-from chakra_et.cost.operator_calls import OperatorCall
+from chakra_et.cost.operator_times import OperatorCall
 from chakra_et.et import file as et_file
 from chakra_et.predict.gpu_shapes import described, memory_layout
 from chakra_et.predict.gpu_work import launched_operators

@@ -9,8 +9,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.cost.gpus import gpu
 from chakra_et.cost.kernel_times import calibrated, kernel_times
-from chakra_et.cost.operator_calls import OperatorCall
-from chakra_et.cost.operator_times import gpu_model
+from chakra_et.cost.operator_times import OperatorCall, gpu_model
 from chakra_et.predict.measure_gpu import SETS, product_shapes
 
 pytest.importorskip("torch")
