@@ -35,6 +35,7 @@ class RankReport:
     - ``time_ns``: ns by kind of node; ``steps_us``: measured µs by step number
     - ``critical_path_us``, ``busy_us``: µs along the critical path and of all nodes, by kind as in
       ``replay.shares``; empty without start times
+    - ``clocks``: device → its clock against the host's, see ``launches.Clock``
     - ``findings``: every loss, repair, warning and note by key, see ``chakra_et.findings``
     """
 
@@ -55,6 +56,7 @@ class RankReport:
     steps_us: dict[str, float] = field(default_factory=dict)
     critical_path_us: dict[str, int] = field(default_factory=dict)
     busy_us: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
 
     losses = property(lambda self: self.findings.of("loss"))
@@ -155,5 +157,6 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
         kernel_link_rate=float((rank.calls[gpu] >= 0).mean()) if len(gpu) else 1.0,
         host_operators_without_record=dict(missing),
         steps_us={str(n): float(time.end[row] - time.start[row]) / 1000 for n, row in time.steps},
+        clocks={str(clock.device): vars(clock) for clock in rank.clocks},
         findings=findings,
     )
