@@ -34,32 +34,15 @@ from chakra_et import cli
 
 JSON_LOAD = "import json, sys; [json.load(open(path, encoding='utf-8')) for path in sys.argv[1:]]"
 
-# A process of its own, as the peak memory of children is the largest of all that a process has had. The peak
-# of several together is sampled, where the system tells it (Linux); pages that they share count twice.
+# A process of its own, as the peak memory of children is the largest of all that a process has had.
 MEASURE = """
-import json, os, resource, subprocess, sys, threading, time
-def tree(pid):
-    with open(f"/proc/{pid}/statm") as text:
-        own = int(text.read().split()[1]) * resource.getpagesize() // 1024
-    with open(f"/proc/{pid}/task/{pid}/children") as text:
-        return own + sum(map(tree, text.read().split()))
-together = [0]
-def sample():
-    while started.returncode is None:
-        try:
-            together[0] = max(together[0], tree(started.pid))
-        except OSError:
-            pass  # one has just ended
-        time.sleep(0.05)
+import json, resource, subprocess, sys, time
 begin = time.perf_counter()
 started = subprocess.Popen(json.loads(sys.argv[1]), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-if sys.argv[2:] and os.path.exists("/proc/self/statm"):
-    threading.Thread(target=sample, daemon=True).start()
 errors = started.communicate()[1].decode(errors="replace")[-500:]
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 wall = time.perf_counter() - begin
-peak = max(used.ru_maxrss, together[0])
-print(json.dumps([started.returncode, used.ru_utime + used.ru_stime, wall, peak, errors]))
+print(json.dumps([started.returncode, used.ru_utime + used.ru_stime, wall, used.ru_maxrss, errors]))
 """
 
 
@@ -169,9 +152,8 @@ def scaling(config: Config) -> list[str]:
     """Time and memory over the size of a synthetic pair, as a table; json.load tells of the machine."""
     points = []
     lines = [
-        "| events | JSON, MB | CPU, s | µs / event | peak, MB | json.load CPU, s "
-        "| wall, s | with two processes | peak of both, MB |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| events | JSON, MB | CPU, s | µs / event | peak, MB | json.load CPU, s | wall, s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for events in config.events:
         with tempfile.TemporaryDirectory() as scratch:
@@ -179,13 +161,7 @@ def scaling(config: Config) -> list[str]:
             write_pair(folder, events)
             files = sorted(folder.iterdir())
             size = sum(path.stat().st_size for path in files) / 1e6
-            turns = [
-                (best(convert_command(folder), 1), best(convert_command(folder, 2), 1, together=True))
-                for _ in range(config.repeat)
-            ]
-            cost = min((one for one, _ in turns), key=lambda cost: cost.cpu)
-            two = min((two for _, two in turns), key=lambda cost: cost.wall)
-            wall = min(one.wall for one, _ in turns)
+            cost = best(convert_command(folder), config.repeat)
             load = (
                 best([sys.executable, "-c", JSON_LOAD, *map(str, files)], 1) if events <= 1_000_000 else None
             )
@@ -194,20 +170,18 @@ def scaling(config: Config) -> list[str]:
         loading = f"{load.cpu:.2f}" if load else ""
         lines.append(
             f"| {events:,} | {size:.0f} | {cost.cpu:.2f} | {each:.1f} | {cost.megabytes:.0f} | {loading} "
-            f"| {wall:.2f} | {two.wall:.2f} | {two.megabytes:.0f} |"
+            f"| {cost.wall:.2f} |"
         )
     if config.plot:
         plot(points, Path(config.plot))
     return lines
 
 
-def best(
-    command: list[str], repeat: int, may_fail: bool = False, key: str = "cpu", together: bool = False
-) -> Cost | None:
-    """The run of a command, of some, with the least ``key``. ``together``: peak of all its processes."""
+def best(command: list[str], repeat: int, may_fail: bool = False, key: str = "cpu") -> Cost | None:
+    """The run of a command, of some, with the least ``key``."""
     costs = []
     for _ in range(repeat):
-        outer = [sys.executable, "-c", MEASURE, json.dumps(command), *(["together"] if together else [])]
+        outer = [sys.executable, "-c", MEASURE, json.dumps(command)]
         done = subprocess.run(outer, capture_output=True, text=True, check=True)
         status, cpu, wall, peak, errors = json.loads(done.stdout)
         if status != 0:

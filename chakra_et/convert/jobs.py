@@ -1,17 +1,16 @@
-"""Run jobs in other processes: several, or one beside this process.
+"""Run jobs in other processes, each in its own.
 
 A job that dies affects no other. On Windows all jobs run in this process.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from chakra_et.errors import TraceError
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 Argument = TypeVar("Argument")
-Result = TypeVar("Result")
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PROCESSES = hasattr(os, "killpg")
 
@@ -46,9 +44,13 @@ def run(
         while waiting or running:
             while waiting and len(running) < workers:
                 number, argument = waiting.pop()
-                with _signals_held():  # or an interrupt could leave a worker that is not in running
+                # An interrupt in between would leave a worker that is not in running.
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+                try:
                     process, receiver = _start(function, argument)
                     running[receiver] = number, process
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for receiver in cast("list[Connection]", wait(list(running))):
                 number, process = running[receiver]
                 result = _receive(receiver, process)
@@ -59,32 +61,6 @@ def run(
     finally:
         for _, process in running.values():
             _end(process)
-
-
-@contextlib.contextmanager
-def beside(
-    function: Callable[[Argument], Result], argument: Argument
-) -> Generator[Callable[[], Result], None, None]:
-    """Run ``function(argument)`` in another process during the block, which gets a function for its result.
-
-    That function raises the job's ``TraceError``, also if the process died. The process ends with the block.
-    """
-    if not _PROCESSES:
-        yield lambda: function(argument)
-        return
-    with contextlib.ExitStack() as stack:
-        with _signals_held():
-            process, receiver = _start(function, argument)
-            stack.callback(receiver.close)
-            stack.callback(_end, process)  # first, or it would complain of the closed pipe
-
-        def result() -> Result:
-            outcome = _receive(receiver, process)
-            if isinstance(outcome, TraceError):
-                raise outcome
-            return cast(Result, outcome)
-
-        yield result
 
 
 def _start(function: Callable[[Any], Any], argument: Any) -> tuple[BaseProcess, Connection]:
@@ -98,16 +74,6 @@ def _start(function: Callable[[Any], Any], argument: Any) -> tuple[BaseProcess, 
     process.start()
     sender.close()
     return process, receiver
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Block SIGINT and SIGTERM until the end of the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _receive(receiver: Connection, process: BaseProcess) -> Any:

@@ -10,14 +10,12 @@ import gc
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from chakra_et.arrays import give_back, rows_by_value
-from chakra_et.convert import jobs
 from chakra_et.convert.emit import emit, whole_micros
 from chakra_et.convert.graph import link
 from chakra_et.convert.graph.build import build
@@ -42,8 +40,6 @@ from chakra_et.traces.sets import Manifest, Pair
 
 _PLAUSIBLE = 2.5
 _ON_HOST = (b"operator", b"annotation", b"runtime", b"host-overhead")
-WORTH_A_PROCESS = 10_000_000
-"""Bytes of the smaller trace of a pair from which on a second process saves time, about 0.1 s of reading."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,7 @@ class PairOptions:
     ``step``: "all" or the number of one ProfilerStep. ``manifest``: of the run; what it doesn't tell is taken
     from the traces. ``ranks_here``: a lower bound on the number of ranks. ``allow_unlinked``: continue if
     host and device trace hardly match or come from two processes. ``comm_kernels``: file with a user's table
-    of communication kernels. ``two_processes``: read a large pair in two processes at once; the result is
-    the same.
+    of communication kernels.
     """
 
     step: str = "all"
@@ -65,7 +60,6 @@ class PairOptions:
     max_bytes: int = MAX_BYTES
     comm_kernels: str = ""
     allow_truncated: bool = False
-    two_processes: bool = False
 
 
 class Converted(NamedTuple):
@@ -101,15 +95,8 @@ def _load(pair: Pair, options: PairOptions) -> tuple[HostTrace, DeviceTrace]:
     if pair.host is None:
         device = device_trace.load(pair.device, options.max_bytes, operators=True)
         return operators_of(device), device
-    load_host = partial(host_trace.load, max_bytes=options.max_bytes)
-    # A compressed trace is about ten times as large once it is unpacked.
-    sizes = [path.stat().st_size * (10 if path.suffix == ".gz" else 1) for path in pair.files]
-    if options.two_processes and min(sizes) >= WORTH_A_PROCESS:
-        with jobs.beside(load_host, pair.host) as host:
-            device = device_trace.load(pair.device, options.max_bytes)
-            return host(), device
     device = device_trace.load(pair.device, options.max_bytes)
-    return load_host(pair.host), device
+    return host_trace.load(pair.host, options.max_bytes), device
 
 
 def _convert(pair: Pair, options: PairOptions) -> Converted:

@@ -46,10 +46,10 @@ Jobs = Callable[..., Generator[tuple[int, Any], None, None]]
 class RunOptions:
     """Options for the conversion of runs.
 
-    ``workers``: number of processes, of which a rank may use two; ``ranks``: convert only these ranks, and
-    write no files of the run as a whole. ``keep``: keep files of an earlier conversion that are valid and
-    newer than their traces. ``skeletons``: whether to write them, see ``chakra_et.ranks``. ``cluster``: where
-    ``jobs`` run, see ``ranks.cluster``.
+    ``workers``: number of processes; ``ranks``: convert only these ranks, and write no files of the run as a
+    whole. ``keep``: keep files of an earlier conversion that are valid and newer than their traces.
+    ``skeletons``: whether to write them, see ``chakra_et.ranks``. ``cluster``: where ``jobs`` run, see
+    ``ranks.cluster``.
     """
 
     engine: Engine = "native"
@@ -143,9 +143,7 @@ def convert_sets(
                         result.ranks[rank] = TraceError(sentence)
         # MLCommons' tools run as processes, which only end with us if a worker runs them.
         in_workers = len(work) > 1 or run.engine == "mlcommons"
-        two = run.workers >= 2 * len(work)
-        todo = [replace(job, options=replace(job.options, two_processes=two)) for _, _, job in work]
-        outcomes = run.jobs(convert_rank, todo, run.workers if in_workers else 0)
+        outcomes = run.jobs(convert_rank, [job for _, _, job in work], run.workers if in_workers else 0)
         left = Counter(result for result, _, _ in work)
         for result in results:
             if not left[result]:

@@ -184,7 +184,7 @@ def _choose(scanner: Scanner, report: RepairReport) -> JsonDocument:
         state = "" if document.complete else ", incomplete"
         fate = "kept" if document is kept else "left out"
         detail = f"object {number} of {len(documents)}, {document.nodes} nodes or events{state}: {fate}"
-        report.repairs.append(Repair("concatenated", document.start, detail, document.line))
+        report.repairs.append(Repair("concatenated", document.start, detail))
     return kept
 
 

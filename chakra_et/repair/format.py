@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-# A record beyond one of these is left out.
-MAX_DEPTH, MAX_RECORD_BYTES, MAX_STRING_BYTES = 200, 8 << 20, 4 << 20
+MAX_RECORD_BYTES = 8 << 20
+"""A longer record is left out."""
 Buffer = bytes | mmap.mmap
 HOST, DEVICE = "host", "device"
 ARRAY_KEY = {HOST: b"nodes", DEVICE: b"traceEvents"}
@@ -92,8 +92,6 @@ _DIGITS_ALIKE = bytes(
 )
 _LONG_NUMBER = b"0" * 4300
 _ONLY_IN_HEADERS = (b'"schema', b'"traceEvents"')
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _AFTER_FIELD = re.compile(rb"[ \t\r\n]*[,}\]\n]")
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -114,7 +112,7 @@ def matched_end(pattern: re.Pattern[bytes], text: Buffer, at: int = 0) -> int:
 def count_records(body: bytes) -> int | None:
     """The number of JSON objects in ``body``, an array without its brackets.
 
-    None if any of it is not valid JSON that msgspec decodes, or breaks a limit of one record.
+    None if any of it is not valid JSON that msgspec decodes.
     """
     try:
         if not body.isascii():
@@ -125,7 +123,7 @@ def count_records(body: bytes) -> int | None:
             msgspec.json.decode(b"[%b]" % body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return count if breaks_limit(body) is None else None
+    return count
 
 
 def holds_header(body: bytes) -> bool:
@@ -135,28 +133,8 @@ def holds_header(body: bytes) -> bool:
 
 
 def is_object(text: bytes) -> bool:
-    """Whether ``text`` is one JSON object within the limits, with or without white space around it."""
+    """Whether ``text`` is one valid JSON object, with or without white space around it."""
     return count_records(text) == 1
-
-
-def breaks_limit(body: bytes) -> str | None:
-    """The limit that a record in ``body``, valid JSON, exceeds, in words; None if there is none."""
-    if len(body) > MAX_STRING_BYTES and max(map(len, body.split(b'"'))) > MAX_STRING_BYTES:
-        return f"a string of more than {MAX_STRING_BYTES} bytes"
-    if _deeper(body, MAX_DEPTH) and _deeper(_STRING.sub(b"", body), MAX_DEPTH):
-        return f"nested more than {MAX_DEPTH} deep"
-    return None
-
-
-def _deeper(body: bytes, depth: int) -> bool:
-    """Whether brackets nest deeper than ``depth``; each round removes the innermost pairs."""
-    brackets = body.translate(None, _NOT_BRACKETS)
-    for _ in range(depth):
-        outer = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if len(outer) == len(brackets):
-            return False
-        brackets = outer
-    return bool(brackets)
 
 
 def value_end(text: str, at: int) -> int | None:
@@ -228,17 +206,15 @@ def mend_footer(footer: bytes, kind: str) -> tuple[bytes, str]:
 
 @dataclass(frozen=True)
 class Repair:
-    """One change. ``offset`` (bytes) and ``line`` (1-based, 0 if unknown) refer to the text before the
-    repair; for a compressed file that is the decompressed text, except for the ``gz-`` kinds."""
+    """One change. ``offset``: bytes in the text before the repair; for a compressed file that is the
+    decompressed text, except for the ``gz-`` kinds."""
 
     kind: str
     offset: int
     detail: str
-    line: int = 0
 
     def __str__(self) -> str:
-        line = f" (line {self.line})" if self.line else ""
-        return f"byte {self.offset}{line}: {self.kind}: {self.detail}"
+        return f"byte {self.offset}: {self.kind}: {self.detail}"
 
 
 @dataclass
@@ -271,13 +247,12 @@ class JsonDocument:
     ``header``: its text up to the array's ``[``; ``records``: runs of records without the commas between the
     runs, each as its bytes or as (begin, end) in the text; ``footer``: its text from the array's ``]`` on.
     ``keys``: the keys of an intact record, in order. ``closed``: its end was found; ``whole``: its end is
-    there, not made by us; ``complete``: its beginning, too. ``left``: (offset, line) where another object
-    began before this one had ended; ``torn``: bytes of the incomplete record before that place.
+    there, not made by us; ``complete``: its beginning, too. ``left``: the byte where another object began
+    before this one had ended; ``torn``: bytes of the incomplete record before that place.
     """
 
     start: int
     kind: str
-    line: int
     header: bytes
     has_header: bool = True
     records: list[bytes | tuple[int, int]] = field(default_factory=list)
@@ -287,7 +262,7 @@ class JsonDocument:
     whole: bool = False
     keys: tuple[str, ...] | None = None
     torn: int = 0
-    left: tuple[int, int] | None = None
+    left: int | None = None
 
     @property
     def complete(self) -> bool:

@@ -60,7 +60,6 @@ class Scanner:
     # The gap since the last record has been reported already, so commas in it are not.
     _loose: bool = False
     _current: JsonDocument | None = None
-    _counted: tuple[int, int] = (0, 1)
 
     def run(self) -> Scanner:
         """Read the text. Raises ``TraceError`` for what can't be JSON, or has too many objects."""
@@ -85,11 +84,9 @@ class Scanner:
             else:
                 self._outside(at)
         for document in self._waiting():
-            offset, line = document.left or (size, self._line(size))
             lost = f"; {document.torn} bytes of a node or event left out" if document.torn else ""
-            self._list(
-                "truncated", offset, f"the object from byte {document.start} breaks off here{lost}", line
-            )
+            where = f"the object from byte {document.start} breaks off here{lost}"
+            self._note("truncated", document.left or size, where)
         if self._unlisted:
             self.repairs.append(Repair("not-listed", 0, f"{self._unlisted} more repairs"))
         waiting = False
@@ -98,25 +95,13 @@ class Scanner:
             waiting |= not document.closed
         return self
 
-    def _line(self, at: int) -> int:
-        """The 1-based line number of ``data[at]``; cheap when called in order."""
-        before, line = self._counted
-        begin, end = min(at, before), max(at, before)
-        blocks = range(begin, end, STEP_BYTES)
-        breaks = sum(self.data[block : min(block + STEP_BYTES, end)].count(b"\n") for block in blocks)
-        self._counted = at, line + (breaks if at >= before else -breaks)
-        return self._counted[1]
-
     def _note(self, kind: str, at: int, detail: str) -> None:
-        self._list(kind, at, detail, self._line(at))
-
-    def _list(self, kind: str, offset: int, detail: str, line: int) -> None:
         if kind in ("damaged", "limit", "missing-header"):
             self._lost = True
             # An object broke off before: this may be its rest, written after another writer's beginning.
             self.mixed |= bool(self._waiting(self._current))
         if len(self.repairs) < MAX_LISTED:
-            self.repairs.append(Repair(kind, offset, detail, line))
+            self.repairs.append(Repair(kind, at, detail))
         else:
             self._unlisted += 1
 
@@ -180,7 +165,7 @@ class Scanner:
         """Begin the document of the object at ``at``, and go on ``inside`` its array."""
         if len(self.documents) >= MAX_OBJECTS:
             raise TraceError(f"{self.name}: more than {MAX_OBJECTS} objects in one file.")
-        self._current = JsonDocument(at, kind, self._line(at), header, has_header)
+        self._current = JsonDocument(at, kind, header, has_header)
         self.documents.append(self._current)
         self._pos, self._loose = inside, False
 
@@ -265,7 +250,7 @@ class Scanner:
             self._end(document, lead, at)
         elif OBJECT_START.match(self.data, at):
             # This object has not ended.
-            document.left = document.left or (at, self._line(at))
+            document.left = document.left or at
             self._pos, self._current = at, None
         else:
             self._record(document, lead, at)
@@ -320,14 +305,13 @@ class Scanner:
         self._loose = True
 
     def _drop_unreadable(self, at: int, record: bytes) -> None:
-        kind = "limit"
+        kind, why = "damaged", "not a record"
         try:
             msgspec.json.decode(record)
-            why = layout.breaks_limit(record) or "not decodable"
         except RecursionError:
-            why = "nested too deeply"
+            kind, why = "limit", "nested too deeply"
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            kind, why = "damaged", f"not valid JSON ({error})"
+            why = f"not valid JSON ({error})"
         self._drop(kind, at, f"{why}; {len(record)} bytes left out")
 
     def _damage(self, document: JsonDocument, lead: bytes, at: int, joint: int) -> None:
@@ -338,7 +322,7 @@ class Scanner:
         if region.startswith(b"{") and self._mended(document, lead, at, region):
             return
         if joint == len(self.data) or OBJECT_START.match(self.data, joint):
-            document.torn, document.left = len(region), (at, self._line(at))
+            document.torn, document.left = len(region), at
             self._loose = True
             return
         self._drop_unreadable(at, region)
