@@ -39,7 +39,7 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
     "repair": {
         "negative-duration": "negative duration set to 0",
         "bad-record": "record with a field of the wrong type left out",
-        "bad-memory-event": "allocations and frees without a usable time, size or device left out",
+        "bad-memory-event": "allocations and frees without a usable time, size, total or device left out",
         "bad-node": "host node with a field of the wrong type left out",
         "unknown-attribute": "unknown attribute {} of host nodes left out",
         "bad-group-record": "process-group record that can't be read",
@@ -77,8 +77,6 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "communication-ends-late": "CPU communication whose record ends after the thread that waited for it "
         "went on: cut to that time",
         "stream-wait-inferred": "stream waits without cuda_sync records, inferred from the order of calls",
-        "memory-total": "allocations and frees without totals: memory counted from the start of the "
-        "recording",
         "unknown-events": "events of unknown categories left out; the losses name them",
         "unusable-events": "events left out for an unusable time stamp, duration or other field; the losses "
         "name them",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, EdgeKind, Graph, NodeKind
-from chakra_et.convert.graph.timeline import named, on_device
-from chakra_et.et.columns import ExecutionTrace, Strings
+from chakra_et.convert.graph.timeline import named
+from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import Findings, Kind, joined, listed
 from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.time_by_kind import Shares
@@ -31,8 +30,7 @@ class RankReport:
       ``overhead``, where ``segments`` are further nodes of events that are split, and ``overhead`` includes
       work from before the recording
     - ``link_rate``: part (0 to 1) of the host operators with a device record
-    - ``kernel_link_rate``: part (0 to 1) of the device work with a launching call
-    - ``time_ns``: ns by kind of node; ``steps_us``: measured µs by step number
+    - ``steps_us``: measured µs by step number
     - ``critical_path_us``, ``busy_us``: µs along the critical path and of all nodes, by kind as in
       ``replay.shares``; empty without start times
     - ``clocks``: device → its clock against the host's, see ``launches.Clock``
@@ -48,11 +46,7 @@ class RankReport:
     edges: int = 0
     nodes_by_kind: dict[str, int] = field(default_factory=dict)
     edges_by_kind: dict[str, int] = field(default_factory=dict)
-    time_ns: dict[str, int] = field(default_factory=dict)
-    linked_by: str = ""
     link_rate: float = 0.0
-    kernel_link_rate: float = 1.0
-    host_operators_without_record: dict[str, int] = field(default_factory=dict)
     steps_us: dict[str, float] = field(default_factory=dict)
     critical_path_us: dict[str, int] = field(default_factory=dict)
     busy_us: dict[str, int] = field(default_factory=dict)
@@ -76,13 +70,7 @@ class RankReport:
             self.critical_path_us, self.busy_us = found.path, found.busy
 
     def times_of(self, trace: ExecutionTrace) -> None:
-        """Take ``time_ns`` and ``steps_us`` from ``trace``, whose times have changed."""
-        kinds = trace.attributes["kind"].values
-        assert isinstance(kinds, Strings)
-        sums = np.bincount(kinds.index, trace.duration_micros.astype(np.float64), len(kinds.table))
-        self.time_ns = {
-            name.decode(): round(micros * 1000) for name, micros in zip(kinds.table, sums, strict=True)
-        }
+        """Take ``steps_us`` from ``trace``, whose times have changed."""
         names, rows = step_rows(trace)
         measured, end = measured_times(trace)
         if measured is not None:
@@ -117,11 +105,10 @@ class RankReport:
 
 def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) -> RankReport:
     """The report of rank ``number``. ``later``: the findings of the dependencies and later stages."""
-    host, device, time, items = rank.host, rank.device, rank.timeline, rank.communication.items
+    device, time, items = rank.device, rank.timeline, rank.communication.items
     overhead = np.isin(graph.kind, (NodeKind.HOST_OVERHEAD, NodeKind.DEVICE_OVERHEAD))
     before = np.isin(graph.event, rank.before)
-    stands, length = graph.is_first & ~before, graph.end - graph.start
-    gpu = on_device(device)
+    stands = graph.is_first & ~before
 
     findings = joined(rank.findings, graph.findings, later)
     findings.add("sync-record", int((device.category == SYNC).sum()))
@@ -138,7 +125,6 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
     findings.add("graph-kernel", int((launching[rank.calls] & (rank.calls >= 0)).sum()))
     findings.add("group-local", sum(item.is_local for item in items))
 
-    missing = Counter(host.names[code] for code in host.name[rank.link.unmatched])
     edges = {kind.name.lower().replace("_", " "): int((graph.edge_kind == kind).sum()) for kind in EdgeKind}
     nodes = {name: int((graph.kind == k).sum()) for k, name in enumerate(KIND_NAMES)}
     return RankReport(
@@ -151,11 +137,7 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
         edges=len(graph.source),
         nodes_by_kind={name: count for name, count in nodes.items() if count},
         edges_by_kind={name: count for name, count in edges.items() if count},
-        time_ns={name: int(length[graph.kind == k].sum()) for k, name in enumerate(KIND_NAMES)},
-        linked_by=rank.link.how,
         link_rate=rank.link_rate,
-        kernel_link_rate=float((rank.calls[gpu] >= 0).mean()) if len(gpu) else 1.0,
-        host_operators_without_record=dict(missing),
         steps_us={str(n): float(time.end[row] - time.start[row]) / 1000 for n, row in time.steps},
         clocks={str(clock.device): vars(clock) for clock in rank.clocks},
         findings=findings,

@@ -1,7 +1,7 @@
 """Collects the events of a device trace as columns, piece by piece while it is read.
 
 ``[memory]`` events, which profile_memory records, have the bytes that were allocated (or freed, negative)
-and, from PyTorch 1.12 on, how much of the device is then allocated and reserved. The caching allocator counts
+and how much of the device is then allocated and reserved. The caching allocator counts
 from the start of the process, the CPU's from the start of the recording. Source: torch/csrc/profiler and
 c10/core/DeviceType.h.
 """
@@ -227,8 +227,8 @@ def read_memory(
     most_us: float,
     found: Findings,
 ) -> Memory:
-    """The events as columns. Those without a usable size, or ``most_us`` from the first event of the trace,
-    are left out; totals that are not recorded are counted from the start. Both become findings."""
+    """The events as columns. Those without a usable size and total, or ``most_us`` from the first event of
+    the trace, are left out and counted."""
     if not events:
         return no_memory()
     args = each("args", events)
@@ -238,7 +238,8 @@ def read_memory(
     size, allocated, reserved, kind, number = (
         np.where(np.abs(column) < 2**63, column, np.nan) for column in columns
     )
-    good = (np.abs(after) < most_us) & (np.abs(size) < 2**53) & (kind >= 0) & (np.abs(number) < 2**15)
+    good = (np.abs(after) < most_us) & (np.abs(size) < 2**53) & (allocated >= 0)
+    good &= (kind >= 0) & (np.abs(number) < 2**15)
     devices, device = _devices(kind[good], number[good])
     if len(devices) > MOST_DEVICES:
         found.add("bad-memory-event", len(events))
@@ -247,18 +248,9 @@ def read_memory(
     thread = np.array([threads.get((event.pid, event.tid), -1) for event in events], dtype=np.int64)
     time = np.rint(after[good] * 1000).astype(np.int64)
     order = np.argsort(time, kind="stable")
-    columns = [np.nan_to_num(column[good][order], nan=-1.0) for column in (size, allocated, reserved)]
+    columns = [np.nan_to_num(column[good][order]) for column in (size, allocated, np.maximum(reserved, 0))]
     size, allocated, reserved = (column.astype(np.int64) for column in columns)
-    of_device = device[order]
-    for at in range(len(devices)):
-        own = np.flatnonzero(of_device == at)
-        if (allocated[own] < 0).any():
-            # Older writers don't record totals: count from where the lowest level is 0.
-            level = np.cumsum(size[own])
-            allocated[own] = level - min(0, int(level.min()))
-            found.add("memory-total", len(own))
-    reserved = np.maximum(reserved, 0)
-    return Memory(thread[good][order], time[order], of_device, size, allocated, reserved, devices)
+    return Memory(thread[good][order], time[order], device[order], size, allocated, reserved, devices)
 
 
 def _devices(kind: np.ndarray, number: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:

@@ -90,7 +90,6 @@ def summary(converted: Converted) -> dict[str, Any]:
         "events_in",
         "events_kept",
         "losses",
-        "linked_by",
         "link_rate",
         "nodes_by_kind",
         "edges_by_kind",

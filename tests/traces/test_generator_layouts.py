@@ -57,7 +57,7 @@ def test_the_same_graph_from_every_layout(name: str, tmp_path: Path) -> None:
     usual = generate(generated(LAYOUTS[name]).program)
     expected = convert_pair(Pair(-1, *usual.write(tmp_path)))
     found = convert(LAYOUTS[name], tmp_path)
-    assert found.report.link_rate == 1.0 and found.report.kernel_link_rate == 1.0
+    assert found.report.link_rate == 1.0
     one, other = expected.trace, found.trace
     assert len(one) == len(other)
     for column in ("start_micros", "duration_micros", "types"):
@@ -70,12 +70,6 @@ def test_the_same_graph_from_every_layout(name: str, tmp_path: Path) -> None:
     assert one.inputs is not None and other.inputs is not None
     assert list(one.inputs.values) == list(other.inputs.values)
     assert found.report.edges_by_kind == expected.report.edges_by_kind
-
-
-def test_report_has_the_link_method(tmp_path: Path) -> None:
-    report = convert(LAYOUTS["schema 1.0.1 without record-function ids"], tmp_path).report
-    assert report.linked_by == "thread, order and name"
-    assert convert(Layout(), tmp_path).report.linked_by == "record-function id"
 
 
 def test_absolute_times_with_fractions_lose_at_most_a_quarter_microsecond(tmp_path: Path) -> None:

@@ -107,7 +107,6 @@ def test_invariants_of_every_conversion(program: Features, layout: Layout) -> No
         converted = convert(generated, Path(folder))
         check_conserved(generated, converted)
         check_structure(converted.trace)
-        check_lanes(converted)
         check_replay(converted)
         check_bytes(generated, converted, Path(folder))
         groups = {str(number): list(ranks) for number, (_, _, ranks) in converted.groups.items() if ranks}
@@ -145,13 +144,6 @@ def check_structure(trace: ExecutionTrace) -> None:
     in_list = np.diff(source)[target[1:] == target[:-1]]
     assert (in_list > 0).all(), "dependencies of a node ascend, none twice"
     assert len(topological_order(nodes, source - 1, target - 1)) == nodes
-
-
-def check_lanes(converted: Converted) -> None:
-    """µs in the file against ns in the report: at most 1 µs per lane is lost."""
-    trace, lanes = converted.trace, len(np.unique(converted.trace.column("lane")))
-    total = sum(converted.report.time_ns.values()) / 1000
-    assert abs(int(trace.duration_micros.sum()) - total) <= lanes
 
 
 def check_replay(converted: Converted) -> None:

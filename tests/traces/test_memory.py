@@ -83,20 +83,13 @@ def test_one_step_has_its_own_memory_only(tmp_path: Path) -> None:
     assert findings["memory-event"] == 1
 
 
-def test_without_totals_memory_counts_from_the_start_and_is_a_warning(tmp_path: Path) -> None:
-    events = memory(15, 100, None), memory(45, -300, None), memory(115, 50, None)
-    trace, findings = converted(tmp_path, *events)
-    assert values(trace, "cpu", names.ALLOCATED) == [("aten::empty", 300), ("aten::mm", 0), ("aten::add", 50)]
-    assert findings["memory-total"] == 3
-
-
 def test_events_without_a_usable_field_are_left_out_and_counted(tmp_path: Path) -> None:
     trace, findings = converted(
         tmp_path, memory(15, 100, 100), memory("x", 1, 1), memory(16, [2], 3), memory(17, 10**30, 1),
-        memory(18, 1, 1, 10**12, 1), {**memory(19, 1, 1), "args": {}},
+        memory(18, 1, 1, 10**12, 1), {**memory(19, 1, 1), "args": {}}, memory(20, 1, None),
     )  # fmt: skip
     assert values(trace, "cpu", names.ALLOCATED) == [("aten::empty", 100)]
-    assert findings["bad-memory-event"] == 5
+    assert findings["bad-memory-event"] == 6
 
 
 def test_a_trace_without_memory_has_no_such_attribute(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
     # PyTorch's observer writes an operator when it ends. gloo's worker frees those who wait for an operation
     # before it ends its record, so on a busy machine the recording of the last step may stop in between.
     rows = around.linked.host_row
-    known = around.linked.how == "record-function id" and launch >= 0 and rows[launch] >= 0
+    known = around.linked.by_id and launch >= 0 and rows[launch] >= 0
     ended = not (known and rows[row] < 0)
     given = own if ended else around.given(launch)
     size = sum(each for each, _ in given)

@@ -28,26 +28,26 @@ MIN_MATCH = 0.5
 class Link:
     """The match of the two traces.
 
-    ``host_row[i]``: the row of the host trace for row i of the device trace, -1 for none. ``unmatched``: host
-    rows without an event, except for the roots and the process-group record, which have none. ``how``: by
-    "record-function id", by "thread, order and name", or "no host trace".
+    ``host_row[i]``: the row of the host trace for row i of the device trace, -1 for none. ``by_id``: whether
+    that is by record-function ids.
     """
 
     host_row: np.ndarray
-    unmatched: np.ndarray
-    how: str
+    by_id: bool = False
 
     def rate(self, host: HostTrace) -> float:
         """The part (0 to 1) of the host operators with a device record; 0 if there are no operators."""
-        expected = int(_operators(host).sum())
-        return 1.0 - len(self.unmatched) / expected if expected else 0.0
+        expected = _operators(host)
+        found = np.zeros(len(expected), dtype=bool)
+        found[self.host_row[self.host_row >= 0]] = True
+        return int((found & expected).sum()) / max(int(expected.sum()), 1)
 
 
 def link(host: HostTrace, device: DeviceTrace) -> Link:
-    """Match the two traces of one rank. Never fails: the result lists unmatched rows."""
+    """Match the two traces of one rank. Never fails: rows may stay without a match."""
     on_cpu = operators_and_annotations(device)
     if not host.recorded:
-        return Link(np.where(on_cpu, np.cumsum(on_cpu) - 1, -1), np.zeros(0, dtype=np.int64), "no host trace")
+        return Link(np.where(on_cpu, np.cumsum(on_cpu) - 1, -1))
     expected = _operators(host)
     host_row = np.full(len(device), -1, dtype=np.int64)
     rows = np.flatnonzero(on_cpu & (device.rf_id > 0))
@@ -81,9 +81,7 @@ def link(host: HostTrace, device: DeviceTrace) -> Link:
                 (host_rows, host_names), (device_rows, device_names) = sides[0][h], sides[1][d]
                 for a, b in aligned(host_names, device_names):
                     host_row[device_rows[b]] = host_rows[a]
-    expected[host_row[host_row >= 0]] = False
-    how = "record-function id" if by_id else "thread, order and name"
-    return Link(host_row, np.flatnonzero(expected), how)
+    return Link(host_row, by_id)
 
 
 def operators_and_annotations(device: DeviceTrace) -> np.ndarray:
@@ -167,8 +165,7 @@ def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bo
     findings.add("name-mismatch", len(other))
     host_row = linked.host_row.copy()
     host_row[other] = -1
-    unmatched = np.unique(np.concatenate((linked.unmatched, linked.host_row[other])))
-    return Link(host_row, unmatched, linked.how), findings
+    return Link(host_row, linked.by_id), findings
 
 
 def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other: np.ndarray) -> str:
