@@ -21,9 +21,6 @@ THRESHOLD = 1.03
 WORST_PERCENT = 3
 MOST_TRIED = 8
 """Of more data-parallel ranks than ``MANY_RANKS``, as many are tried one by one."""
-# From 1 (no slowdown) to the largest.
-SHADES = " ░▒▓█"
-MOST_ROWS, MOST_COLUMNS = 32, 64
 Slowdowns = dict[Any, float]
 
 
@@ -34,30 +31,6 @@ class HeatMap:
     ranks: list[int]
     steps: list[int]
     slowdown: np.ndarray
-
-    def draw(self) -> list[str]:
-        """One character per cell, darker for a larger slowdown.
-
-        At most ``MOST_ROWS`` rows, those with the largest slowdowns, and ``MOST_COLUMNS`` columns: where
-        there are more, one character shows the largest of several neighbours.
-        """
-        chosen = np.sort(np.argsort(-self.slowdown.max(axis=1), kind="stable")[:MOST_ROWS])
-        width = -(-len(self.steps) // MOST_COLUMNS)
-        cells = np.maximum.reduceat(self.slowdown[chosen], np.arange(0, len(self.steps), width), axis=1)
-        largest = float(cells.max())
-        level = np.clip((cells - 1) / max(largest - 1, 1e-9), 0, 1) * (len(SHADES) - 1)
-        labels = [f"rank {self.ranks[row]}" for row in chosen.tolist()]
-        margin = max(map(len, labels))
-        lines = [f"slowdown by rank and step, '{SHADES[-1]}' is {largest:.2f}:"]
-        for label, row in zip(labels, level.tolist(), strict=True):
-            lines.append(f"{label:>{margin}} |{''.join(SHADES[round(each)] for each in row)}|")
-        ends = " … ".join(map(str, [self.steps[0], *self.steps[1:][-1:]]))
-        below = [f"step {ends}"]
-        if width > 1:
-            below.append(f"one character is {width} steps")
-        if len(chosen) < len(self.ranks):
-            below.append(f"{len(self.ranks) - len(chosen)} less slow ranks not shown")
-        return lines + [f"{'':{margin}}  {line}" for line in below]
 
 
 @dataclass

@@ -32,7 +32,7 @@ class StragglersConfig:
     name: str = field(metadata={"positional": True, "help": "the NAME of NAME.0.et, NAME.1.et, …"})
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
-    json: bool = field(default=False, metadata={"help": "print JSON, with the heat maps as numbers"})
+    json: bool = field(default=False, metadata={"help": "print JSON, with slowdowns by rank and step"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,8 +84,6 @@ def _text(name: str, found: Stragglers, diagnosis: Sequence[str]) -> str:
     }
     for heading, slowdowns in parts.items():
         lines += _parts(heading, slowdowns or {})
-    if found.rank_by_step is not None and found.rank_by_step.slowdown.size > 1:
-        lines += ["", *found.rank_by_step.draw()]
     if found.notes:
         lines += ["", *(f"note: {note}" for note in found.notes)]
     return "\n".join(lines)

@@ -14,7 +14,6 @@ from chakra_et.et.columns import NodeType
 from chakra_et.job.axes import dp_ranks_of, stages_of
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.run import Run
 from chakra_et.stragglers.stretches import Stretches, find_stretches
 
@@ -28,9 +27,10 @@ class JobOperations:
     """N operations of all ranks of a job; arrays have N entries, int64 unless stated.
 
     ``optype``: index into ``optypes``. ``dp_rank``, ``stage``, ``rank``: who ran it. ``step``: its training
-    step. ``group``: operations with the same number do the same work. ``by_median`` bool: the group's typical
-    time is its median, as for communication. ``work_s`` float64: seconds that it takes by itself, for
-    communication the time from the last peer's start.
+    step. ``group``: operations with the same number do the same work. ``work_s`` float64: seconds that it
+    takes by itself, for communication the time from the last peer's start. ``node``: that of communication,
+    else -1. ``stretch``: of computation, what the rank's host or device computes between two communications;
+    -1 for communication, and where only other ranks have the stretch.
     """
 
     optypes: list[str]
@@ -40,11 +40,9 @@ class JobOperations:
     rank: np.ndarray
     step: np.ndarray
     group: np.ndarray
-    by_median: np.ndarray
     work_s: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.optype)
+    node: np.ndarray
+    stretch: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def typical(operations: JobOperations) -> np.ndarray:
     _, group = coded(operations.group)
     median = medians(operations.work_s, group)
     mean = np.bincount(group, operations.work_s) / np.bincount(group)
-    times: np.ndarray = np.where(operations.by_median, median[group], mean[group])
+    times: np.ndarray = np.where(operations.node >= 0, median[group], mean[group])
     # So that the stages that have a type spend as long on it, per worker and step.
     stages = int(operations.stage.max()) + 1
     cell = operations.optype * stages + operations.stage
@@ -84,34 +82,34 @@ def typical(operations: JobOperations) -> np.ndarray:
     has = per_worker > 0
     even = per_worker.sum(axis=1) / np.maximum(has.sum(axis=1), 1)
     factor = np.divide(even[:, None], per_worker, out=np.ones_like(per_worker), where=has)
-    return np.where(operations.by_median, times, times * factor.ravel()[cell])
+    return np.where(operations.node >= 0, times, times * factor.ravel()[cell])
 
 
 def recorded_job(run: Run) -> TimedJob:
     """The job of a run. Raises ``TraceError`` where ranks can't be compared, have no communication in common,
     or recorded different steps."""
-    graph, matching, times = run.graph, run.matching, run.timing
+    graph = run.graph
     if len(graph.ranks) < 2:
         raise TraceError(
             f"{run.name}: one rank has no others to compare it with: give the NAME of a run with NAME.0.et, "
             "NAME.1.et, …"
         )
-    if not matching.channels:
+    if not run.matching.channels:
         raise TraceError(
             f"{run.name}: its ranks have no communication in common, so none waits for another: give the .et "
             "files of one job"
         )
     found = find_stretches(run.name, graph)
     stages = stages_of(graph.traces, graph.ranks)
-    table = _make_table(graph, found, matching, run.measured.lasting_ns, stages)
-    operations, notes = table.operations, [*run.notes, *table.notes]
+    operations, stretch_of_node, notes = _operations(run, found, stages)
+    notes = [*run.notes, *notes]
 
     def step_s(work_s: np.ndarray, release_ns: int | np.ndarray = 0) -> np.ndarray:
-        own = table.durations(graph.own_ns, work_s / NS)
+        own = _durations(graph.own_ns, operations, stretch_of_node, work_s / NS)
         _, end = run.schedule.run(own, own, np.broadcast_to(release_ns, len(graph)))
         return _step_times(end, found, 0)
 
-    apart_s = max(times.release_ns) * NS
+    apart_s = max(run.timing.release_ns) * NS
     if apart_s > LATE_S:
         notes.append(
             f"the ranks' traces begin up to {apart_s * 1e3:.1f} ms apart, which the launch slowdown includes"
@@ -138,42 +136,32 @@ def _step_times(ends_ns: np.ndarray, found: Stretches, began_ns: int) -> np.ndar
     return np.diff(np.maximum.accumulate(last), prepend=began_ns) * NS
 
 
-@dataclass(frozen=True)
-class _Table:
-    """The M operations, and how they and the N nodes belong together; arrays are int64.
+def _durations(
+    own_ns: np.ndarray, operations: JobOperations, stretch_of_node: np.ndarray, work_ns: np.ndarray
+) -> np.ndarray:
+    """The nodes' ``own_ns``, int64[N], where the operations take ``work_ns``.
 
-    A stretch is what one rank's host, or device, computes between two communications. ``stretch_of_node``
-    [N]: -1 for communication. ``stretch`` [M]: -1 for communication and for stretches that only other ranks
-    have. ``node`` [M]: of communication, else -1.
+    All nodes of a stretch grow in proportion, as a rank may have no node of a type that others have.
     """
-
-    operations: JobOperations
-    stretch_of_node: np.ndarray
-    stretch: np.ndarray
-    node: np.ndarray
-    notes: list[str]
-
-    def durations(self, own_ns: np.ndarray, work_ns: np.ndarray) -> np.ndarray:
-        """The nodes' ``own_ns``, int64[N], with these times for the operations, float64[M].
-
-        All nodes of a stretch grow in proportion, as a rank may have no node of a type that others have.
-        """
-        own = own_ns.astype(np.float64)
-        inside, computes = self.stretch_of_node >= 0, self.stretch >= 0
-        count = int(self.stretch_of_node.max(initial=-1)) + 1
-        recorded = np.bincount(self.stretch_of_node[inside], own[inside], count)
-        wanted = np.bincount(self.stretch[computes], work_ns[computes], count)
-        factor = np.divide(wanted, recorded, out=np.ones(count), where=recorded > 0)
-        own[inside] *= factor[self.stretch_of_node[inside]]
-        communicates = self.node >= 0
-        own[self.node[communicates]] = work_ns[communicates]
-        return np.rint(own).astype(np.int64)
+    own = own_ns.astype(np.float64)
+    inside, computes, communicates = stretch_of_node >= 0, operations.stretch >= 0, operations.node >= 0
+    count = int(stretch_of_node.max(initial=-1)) + 1
+    recorded = np.bincount(stretch_of_node[inside], own[inside], count)
+    wanted = np.bincount(operations.stretch[computes], work_ns[computes], count)
+    factor = np.divide(wanted, recorded, out=np.ones(count), where=recorded > 0)
+    own[inside] *= factor[stretch_of_node[inside]]
+    own[operations.node[communicates]] = work_ns[communicates]
+    return np.rint(own).astype(np.int64)
 
 
-def _make_table(
-    graph: ReplayGraph, found: Stretches, matching: Matching, lasting_ns: np.ndarray, stages: dict[int, int]
-) -> _Table:
-    """``stages``: rank → its stage. Ranks of one stage whose steps communicate alike do the same work."""
+def _operations(
+    run: Run, found: Stretches, stages: dict[int, int]
+) -> tuple[JobOperations, np.ndarray, list[str]]:
+    """The operations; the stretch of each node, int64[N], -1 for communication; and what can't be compared.
+
+    ``stages``: rank → its stage. Ranks of one stage whose steps communicate alike do the same work.
+    """
+    graph = run.graph
     steps, types = len(found.steps), len(found.optypes)
     cell = graph.trace_of * steps + found.step
     kind_of_cell = _kinds_of_cells(graph, found, cell, stages)
@@ -190,7 +178,7 @@ def _make_table(
     row_place = groups[row_group] % places
     work = np.bincount(row_of_node, graph.own_ns[nodes], len(row_group))
     _, comm_group = np.unique(group[comm], return_inverse=True)
-    transfer = np.where(matching.operation >= 0, lasting_ns, graph.own_ns)
+    transfer = np.where(run.operation >= 0, run.measured.lasting_ns, graph.own_ns)
 
     stretch_of_node = np.full(len(graph), -1, dtype=np.int64)
     known, stretch_of_node[nodes] = np.unique(
@@ -211,8 +199,9 @@ def _make_table(
         rank=np.array(graph.ranks)[trace],
         step=np.array(found.steps)[all_cells % steps],
         group=np.concatenate([row_group, len(groups) + comm_group]),
-        by_median=np.arange(len(trace)) >= len(row_group),
         work_s=np.concatenate([work, transfer[comm]]) * NS,
+        node=np.concatenate([np.full(len(row_group), -1), comm]),
+        stretch=np.concatenate([stretch, np.full(len(comm), -1)]),
     )
     kinds = np.unique(np.stack([kind_of_cell, np.arange(len(kind_of_cell)) // steps]), axis=1)
     shared = np.unique(kinds[1, np.bincount(kinds[0])[kinds[0]] > 1])
@@ -223,14 +212,7 @@ def _make_table(
             (stretch < 0).sum()
         ),
     }
-    nothing = np.full(len(comm), -1, dtype=np.int64)
-    return _Table(
-        operations=operations,
-        stretch_of_node=stretch_of_node,
-        stretch=np.concatenate([stretch, nothing]),
-        node=np.concatenate([np.full(len(row_group), -1, dtype=np.int64), comm]),
-        notes=[f"{what}: {count}" for what, count in counts.items() if count],
-    )
+    return operations, stretch_of_node, [f"{what}: {count}" for what, count in counts.items() if count]
 
 
 def _kinds_of_cells(
