@@ -172,7 +172,7 @@ def load(name: str | os.PathLike[str]) -> Job:
 
     Traces of PyTorch are converted on the way, in memory. Raises ``TraceError`` for what is no run.
     """
-    return Job(_load(find_run([os.fspath(name)]), whole=True))
+    return Job(_load(find_run([os.fspath(name)])))
 
 
 def predict(job: Job, **flags: Any) -> Prediction:

@@ -1,9 +1,8 @@
 """A run as events of the Trace Event Format, as it was recorded, or the nodes of its .et files.
 
 chrome://tracing and Speedscope open them, and https://ui.perfetto.dev gets them as a .pftrace. What was
-recorded keeps its nesting, arguments and flows. TensorBoard's plugin torch-tb-profiler gets a rank's nodes:
-steps are annotations, kernels and copies have their launch's correlation, operators the id by which their
-kernels name them. Nodes are self time, so that an operator with others inside appears as several calls.
+recorded keeps its nesting, arguments and flows. Nodes are self time, so that an operator with others inside
+appears as several calls.
 Sources: the document "Trace Event Format" of the Chromium project; the traces that PyTorch writes, with
 categories and fields as in ``traces.device_format``; perfetto's protos/perfetto/trace (trace_packet,
 track_event, track_descriptor, interned_data) for the field numbers, with times as ns on the trace's default
@@ -26,14 +25,8 @@ from chakra_et.et.node_attributes import EDGE_NAMES
 from chakra_et.et.wire import FIXED64, message_field, tag, text_field, varint_field
 from chakra_et.report.run import NODE_KINDS, ReportRun
 from chakra_et.report.timeline import curves, lay_out, queues
-from chakra_et.report.times import WHOLE, find_steps
 from chakra_et.traces.records import read_records
 
-# Kinds that are events of PyTorch's traces; overhead and annotations are not.
-CATEGORIES = {"operator": "cpu_op", "runtime": "cuda_runtime", "kernel": "kernel", "copy": "gpu_memcpy"}
-OTHERS = frozenset(NODE_KINDS) - {"kernel"}
-# Process ids: the plugin takes those of device processes for the ids of devices.
-DEVICE, CPU = 0, 1
 _PROCESSES = 1000  # of one rank
 
 SEQUENCE = 1
@@ -103,96 +96,55 @@ class _Taker:
         pass
 
 
-class NodeEvents:
-    """The nodes of a run as events, each rank with a process for its CPU (1) and one for its device (0).
+def node_events(run: ReportRun, use: Use) -> None:
+    """The nodes of a run, each rank with a process for its CPU and one for its device; dependencies between
+    rows, as flows; counters of memory and of launched work.
 
     An end is cut at the start of the next node of its row of the timeline: starts and durations are rounded
     to µs independently, and viewers would take neighbours that overlap by a µs for nested ones.
     """
+    graph, (rows, row_of) = run.graph, lay_out(run)
+    process = [_process(row.rank, row.kind != "gpu") for row in rows]
+    for rank in run.ranks:
+        use(_about("process_name", f"rank {rank}", _process(rank)))
+        use(_about("process_name", f"rank {rank}, device", _process(rank, on_cpu=False)))
+    for number, row in enumerate(rows):
+        use(_about("thread_name", row.label, process[number], number))
+    order = np.lexsort((run.end_ns, run.start_ns, row_of))
+    first, second = order[:-1], order[1:]
+    end_ns = run.end_ns.copy()
+    limit = np.maximum(run.start_ns[second], run.start_ns[first])
+    end_ns[first] = np.where(row_of[first] == row_of[second], np.minimum(end_ns[first], limit), end_ns[first])
+    (code, names), size = run.names, graph.attribute("comm_size", 0)
 
-    def __init__(self, run: ReportRun) -> None:
-        self.run, (self.rows, self.row) = run, lay_out(run)
-        self.process = [DEVICE if row.kind == "gpu" else CPU for row in self.rows]
-        self.order = np.lexsort((run.end_ns, run.start_ns, self.row))
-        first, second = self.order[:-1], self.order[1:]
-        limit = np.maximum(run.start_ns[second], run.start_ns[first])
-        same = self.row[first] == self.row[second]
-        self.end_ns = run.end_ns.copy()
-        self.end_ns[first[same]] = np.minimum(run.end_ns[first], limit)[same]
-        self.edge_kind = run.edge_kinds
-        launches = self.edge_kind == EDGE_NAMES.index("launch")
-        self.launched = np.full(len(run.graph), -1)
-        self.launched[run.graph.source[launches]] = run.graph.target[launches]
-        (self.name, self.names), self.kind = run.names, run.node_kinds
+    def at_start(kind: str, node: int, **more: Any) -> None:
+        place = {"pid": process[row_of[node]], "tid": int(row_of[node]), "ts": int(run.start_ns[node]) / 1000}
+        use({"ph": kind, **place, **more})
 
-    def of_rank(self, rank: int) -> Iterator[Event]:
-        """The names of processes and threads, then the nodes row by row."""
-        run, graph = self.run, self.run.graph
-        yield _about("process_name", {"name": f"rank {rank}"}, CPU)
-        yield _about("process_name", {"name": f"rank {rank}, device"}, DEVICE)
-        for number, lane in enumerate(self.rows):
-            if lane.rank == rank:
-                yield _about("thread_name", {"name": lane.label}, self.process[number], number)
-        size = graph.attribute("comm_size", 0)
-        own = graph.trace_of[self.order] == run.ranks.index(rank)
-        for at in self.order[own].tolist():
-            row, kind, number = int(self.row[at]), NODE_KINDS[self.kind[at]], int(run.ids[at])
-            on_device = self.process[row] == DEVICE
-            category = CATEGORIES.get(kind, kind)
-            if kind == "transfer":
-                category = "kernel" if on_device else "cpu_op"
-            parent, launched = run.parent[at], self.launched[at]
-            args: Event = {"id": number, "External id": int(run.ids[parent]) if parent >= 0 else number}
-            if on_device:
-                args |= {"device": DEVICE, "stream": row, "correlation": number}
-            elif launched >= 0:
-                args["correlation"] = int(run.ids[launched])
-            if size[at]:
-                args |= {"bytes": int(size[at]), "waits for ranks ns": int(run.wait_ns[at])}
-            times = int(run.start_ns[at]), int(self.end_ns[at])
-            yield _span(self.names[self.name[at]], category, self.process[row], row, *times, args)
-
-    def write_all(self, use: Use) -> None:
-        """Also dependencies between rows, as flows, and counters."""
-        run, graph = self.run, self.run.graph
-        for rank in run.ranks:
-            for event in self.of_rank(rank):
-                use(event | {"pid": event["pid"] + 2 * rank + 1})  # Perfetto keeps 0 for the idle process
-        for number in np.flatnonzero(self.row[graph.source] != self.row[graph.target]).tolist():
-            for kind, at in (("s", graph.source[number]), ("f", graph.target[number])):
-                row = int(self.row[at])
-                place = {"pid": self.process[row] + 2 * self.rows[row].rank + 1, "tid": row}
-                about = {"name": EDGE_NAMES[self.edge_kind[number]], "cat": "dependency"}
-                use({"ph": kind, "id": number, **about, **place, "ts": int(run.start_ns[at]) / 1000})
-        for curve in (*curves(run), *queues(run)):
-            place = {"pid": 2 * curve.rank + 1 + CPU}
-            for label, levels in curve.lines().items():
-                for time, level in zip(curve.time_ns.tolist(), levels.tolist(), strict=True):
-                    args = {"value": max(level, 0)}
-                    use({"ph": "C", "name": label, **place, "ts": time / 1000, "args": args})
-
-    def write_kineto(self, rank: int, file: IO[bytes]) -> None:
-        """Write the nodes of ``rank`` as PyTorch's profiler would, compressed, with its steps as
-        annotations."""
-        info = {"rank": rank, "world_size": len(self.run.ranks)}
-        events = [event for event in self.of_rank(rank) if event.get("cat") not in OTHERS]
-        main = next(number for number, row in enumerate(self.rows) if row.rank == rank)
-        for step in find_steps(self.run):
-            if step.rank == rank and step.name != WHOLE:
-                times = step.start_ns, step.end_ns
-                events.append(_span(f"ProfilerStep#{step.name}", "user_annotation", CPU, main, *times, {}))
-        document = {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}
-        with packed(file) as written:
-            written.write(json.dumps(document, separators=(",", ":")).encode())
+    for node in order.tolist():
+        args = {"id": int(run.ids[node])}
+        if size[node]:
+            args |= {"bytes": int(size[node]), "waits for ranks ns": int(run.wait_ns[node])}
+        lasts = int(end_ns[node] - run.start_ns[node]) / 1000
+        kind = NODE_KINDS[run.node_kinds[node]]
+        at_start("X", node, name=names[code[node]], cat=kind, dur=lasts, args=args)
+    for number in np.flatnonzero(row_of[graph.source] != row_of[graph.target]).tolist():
+        name = EDGE_NAMES[run.edge_kinds[number]]
+        at_start("s", graph.source[number], id=number, name=name, cat="dependency")
+        at_start("f", graph.target[number], id=number, name=name, cat="dependency")
+    for curve in (*curves(run), *queues(run)):
+        for label, levels in curve.lines().items():
+            about = {"ph": "C", "name": label, "pid": _process(curve.rank)}
+            for time, level in zip(curve.time_ns.tolist(), levels.tolist(), strict=True):
+                use({**about, "ts": time / 1000, "args": {"value": max(level, 0)}})
 
 
-def _about(name: str, args: Event, pid: int, tid: int | None = None) -> Event:
-    return {"ph": "M", "name": name, "pid": pid, **({} if tid is None else {"tid": tid}), "args": args}
+def _process(rank: int, on_cpu: bool = True) -> int:
+    return 2 * rank + 1 + on_cpu  # Perfetto keeps 0 for the idle process
 
 
-def _span(name: str, category: str, pid: int, tid: int, start: int, end: int, args: Event) -> Event:
-    place = {"pid": pid, "tid": tid, "ts": start / 1000, "dur": (end - start) / 1000}
-    return {"ph": "X", "name": name, "cat": category, **place, "args": args}
+def _about(kind: str, name: str, process: int, thread: int = 0) -> Event:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 class Slices:

@@ -228,6 +228,8 @@ def write_parquet(table: Table, file: IO[bytes]) -> None:
     pyarrow.parquet.write_table(columns, file)
 
 
+WRITERS = {"parquet": write_parquet, "csv": write_csv}
+
 MOST_ROWS = 1_048_000
 """Of a sheet; Excel takes 1,048,576."""
 _UNSAFE = ("=", "+", "-", "@")

@@ -4,8 +4,8 @@
     chakra-et report outputs/gpt2 --json
 
 NAME stands for NAME.0.et, NAME.1.et, … (or for traces of that name, which are converted on the way). The
-run's files are accepted too, so `outputs/NAME*` works. Exit status: 0; 2 for arguments or files that can't be
-used.
+run's .et files, its traces, or its folder are accepted too. Exit status: 0; 2 for arguments or files that
+can't be used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chakra_et.files import path_of
 from chakra_et.names import SKELETON, RunFiles, run_at
 from chakra_et.ranks.table import step_table
 from chakra_et.report.content import content, with_names
-from chakra_et.report.inputs import device_traces, find_run
+from chakra_et.report.inputs import device_traces, files_of, find_run
 from chakra_et.report.many import MOST_NODES, many_content
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
@@ -34,7 +34,7 @@ class ReportConfig:
     """The command's arguments."""
 
     names: tuple[str, ...] = field(
-        metadata={"positional": True, "help": "the run: NAME, its files, a folder, or PyTorch traces"},
+        metadata={"positional": True, "help": "the run: NAME, its .et files, its folder, or PyTorch traces"},
     )
     output: str | None = field(
         default=None,
@@ -68,7 +68,7 @@ def write_report(config: ReportConfig) -> None:
     run = load(chosen)
     traces, notes = device_traces(chosen)
     run.lacks.extend(f"no call stacks: {note}" for note in notes)
-    output = path_of(config.output) if config.output else chosen.files.page_file
+    output = path_of(config.output) if config.output else files_of(chosen).page_file
     found, columns = content(run, traces)
     size = write_page(output, "report", f"{run.name}: report", found, columns)
     if config.xlsx:

@@ -24,7 +24,7 @@ from chakra_et import cli
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.errors import TraceError
 from chakra_et.report.content import facts, lacks, with_names
-from chakra_et.report.inputs import find_runs
+from chakra_et.report.inputs import find_run
 from chakra_et.report.page import MADE_BY, PackedColumns, write_page
 from chakra_et.report.run import PHASES, ReportRun, load
 from chakra_et.report.timeline import largest_peak, usage
@@ -70,13 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(config: CompareConfig) -> None:
-    chosen = find_runs(config.names, config.allow_missing_ranks)
-    if len(chosen) < 2:
-        raise TraceError(
-            f"all names are files of one run ({chosen[0].name}): give at least two runs, "
-            "or use `chakra-et report`"
-        )
-    sides = [side(load(each)) for each in chosen]  # one run at a time is in memory
+    runs = [find_run([name], config.allow_missing_ranks) for name in config.names]
+    sides = [side(load(run)) for run in runs]  # one run at a time is in memory
     found = compare_content(sides)
     if config.json:
         print(json.dumps(with_names(found) | {"page": config.output}))

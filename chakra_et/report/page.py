@@ -77,20 +77,6 @@ def _row(entry: object) -> list[Any]:
     return list(vars(entry).values())
 
 
-def unpack(block: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The content and the columns of a block, for programs that read a page's data."""
-    raw = gzip.decompress(block)
-    (length,) = struct.unpack_from("<I", raw)
-    content, at, columns = json.loads(raw[4 : 4 + length]), 4 + length, {}
-    for name, kind, rows, encoding in content["columns"]:
-        size = np.dtype(TYPES[kind]).itemsize
-        column = np.frombuffer(raw, np.uint8, rows * size, at).reshape(size, rows)
-        values = column.T.copy().view(TYPES[kind]).reshape(-1)
-        columns[name] = np.cumsum(values, dtype=np.uint32) if encoding == "delta" else values
-        at += rows * size
-    return content, columns
-
-
 def make_page(kind: str, title: str, content: dict[str, Any], columns: PackedColumns) -> bytes:
     """A page of one kind of ``SCRIPTS``, UTF-8, with the beginnings of its tables for those without scripts.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +15,11 @@ from chakra_et.diagnose.rates import KernelClass, Rates, find_rates, kernel_clas
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.memory import is_memory
 from chakra_et.et.node_attributes import kinds_of_edges, parents, texts
-from chakra_et.et.sets import read_comm_groups
+from chakra_et.et.sets import RankSet
 from chakra_et.files import read_json
 from chakra_et.redact import redacted
-from chakra_et.report.inputs import RunInput, with_et_files
+from chakra_et.report.inputs import files_of, with_et_files
 from chakra_et.simulate.critical_path import CriticalPath, Operations, critical_path, find_operations
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.matching import Matching
@@ -31,17 +30,8 @@ from chakra_et.simulate.run import Run, make_run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.simulate.timing import Timing, align
 from chakra_et.text import with_progress
+from chakra_et.traces.sets import TraceSet
 
-# The attributes that a report needs, with those of memory; all others are dropped as soon as a file is read.
-NEEDED = frozenset(
-    (
-        "is_cpu_op", "kind", "lane", "stream", "tid", "parent", "rf_id", "module", "phase", "segment",
-        "num_ops", "tensor_size", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag",
-        "comm_out_split", "input_strides", "pg_name", "pg_original_name", "pg_description",
-        "transfer_micros", "wait_micros",
-        "launch_latency_ns", "stream_gap_ns", "dep_kinds",
-    )
-)  # fmt: skip
 PHASES = ("forward", "backward", "optimizer")
 NODE_KINDS = (*KINDS[:-2], "host overhead", "device overhead", "annotation", "python")
 ANNOTATION = NODE_KINDS.index("annotation")
@@ -166,31 +156,17 @@ class ReportRun:
         return np.select(choices, [unknown - 2, unknown - 1, kind], unknown)
 
 
-def load(chosen: RunInput, whole: bool = False) -> ReportRun:
-    """Read a run; its traces are converted first where it has no .et files.
-
-    ``whole``: keep all attributes and outputs, not only what is ``NEEDED``. Raises ``TraceError`` for files
-    that can't be read or joined.
-    """
+def load(chosen: RankSet | TraceSet) -> ReportRun:
+    """Read a run; traces are converted first. Raises ``TraceError`` for what can't be read or joined."""
+    files = files_of(chosen)
     with with_et_files(chosen) as (run, lacks):
         for note in run.notes:
             print(f"warning: {note}", file=sys.stderr)
         lacks += run.notes
-        traces = []
-        for path in with_progress(run.ranks.values(), "reading"):
-            trace = et_file.read(path)
-            if not whole:
-                kept = {
-                    name: column
-                    for name, column in trace.attributes.items()
-                    if name in NEEDED or is_memory(name)
-                }
-                trace = replace(trace, outputs=None, attributes=kept)
-            traces.append(trace)
-        groups = read_comm_groups(run.files.groups_file) if run.files.groups_file.is_file() else {}
-        conversion = _json(run.files.report_file, lacks)
-    manifest = chosen.traces.manifest.content if chosen.traces else _json(chosen.files.manifest_file, lacks)
-    return assemble(chosen.name, traces, list(run.ranks), groups, redacted(manifest), conversion, lacks)
+        traces = [et_file.read(path) for path in with_progress(run.files.values(), "reading")]
+        conversion = _json(run.run.report_file, lacks)
+    manifest = chosen.manifest.content if isinstance(chosen, TraceSet) else _json(files.manifest_file, lacks)
+    return assemble(files.name, traces, list(run.files), run.groups, redacted(manifest), conversion, lacks)
 
 
 def _json(path: Path, lacks: list[str]) -> dict[str, Any]:

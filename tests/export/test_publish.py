@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tests.report.made_run import write_run
 
 
 @pytest.mark.slow
-def test_tensorboard_gets_scalars_and_the_trace(tmp_path: Path) -> None:
+def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     write_run(tmp_path)
     assert (
@@ -30,9 +29,6 @@ def test_tensorboard_gets_scalars_and_the_trace(tmp_path: Path) -> None:
     }
     assert found["step/measured_ms"] == [(5, 0.16)]
     assert found["time/wait_ms"] == [(5, 0.04)]
-    assert sorted(path.name for path in (tmp_path / "logs/made").glob("*.json*")) == [
-        "rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz",
-    ]  # fmt: skip
 
 
 def plugin_profile(path: Path) -> Any:
@@ -50,42 +46,34 @@ def plugin_profile(path: Path) -> Any:
 WORKER = re.compile(r"(.*?)(\.\d+)?\.pt\.trace\.json(?:\.gz)?")
 
 
-def made_traces(folder: Path, *flags: str) -> list[Path]:
+def recorded_trace(folder: Path) -> Path:
+    """What the plugin is given of a run, of which the device trace is there."""
     pytest.importorskip("torch.utils.tensorboard", reason="torch and tensorboard are not installed")
-    assert (
-        main(["export", str(folder / "made"), "--format", "tensorboard", "-o", str(folder / "logs"), *flags])
-        == 0
-    )
-    return sorted((folder / "logs" / "made").glob("*.json.gz"))
-
-
-def test_each_rank_is_a_worker_of_the_trace_plugin(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    paths = made_traces(tmp_path)
-    assert [WORKER.fullmatch(path.name).groups() for path in paths] == [("rank0", None), ("rank1", None)]
-    trace = json.loads(gzip.decompress(paths[1].read_bytes()))
-    assert trace["distributedInfo"] == {"rank": 1, "world_size": 2}
-    events = {event["name"]: event for event in trace["traceEvents"] if event["ph"] == "X"}
-    step, gemm, mm = events["ProfilerStep#5"], events["gemm"], events["aten::mm"]
-    assert (step["cat"], step["ts"], step["dur"]) == ("user_annotation", 0, 160)
-    assert (gemm["cat"], gemm["ts"], gemm["dur"]) == ("kernel", 30, 90)
-    assert gemm["pid"] == gemm["args"]["device"]
-    assert gemm["args"]["correlation"] == mm["args"]["correlation"]
-    assert gemm["args"]["External id"] == mm["args"]["External id"]
+    name, logs = converted(folder, trace()), folder / "logs"
+    assert main(["export", str(name), "--format", "tensorboard", "-o", str(logs)]) == 0
+    (path,) = (logs / "run").glob("*.json.gz")
+    return path
 
 
 def test_recorded_traces_are_taken_as_they_are(tmp_path: Path) -> None:
-    pytest.importorskip("torch.utils.tensorboard", reason="torch and tensorboard are not installed")
-    name, logs = converted(tmp_path, trace()), tmp_path / "logs"
-    assert main(["export", str(name), "--format", "tensorboard", "-o", str(logs)]) == 0
-    recorded = gzip.decompress((logs / "run" / "rank0.pt.trace.json.gz").read_bytes())
-    assert recorded == (tmp_path / "run_rank0.json").read_bytes()
+    path = recorded_trace(tmp_path)
+    found = WORKER.fullmatch(path.name)
+    assert found is not None and found.groups() == ("rank0", None)
+    assert gzip.decompress(path.read_bytes()) == (tmp_path / "run_rank0.json").read_bytes()
 
 
-def test_the_plugin_itself_shows_steps_operators_and_kernels(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    found, profile = plugin_profile(made_traces(tmp_path)[1])
-    assert found.steps_names == ["5"]
-    assert {operator.name for operator in found.op_list_groupby_name} == {"aten::mm", "c10d::allreduce_"}
+def test_a_trace_that_is_gone_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded_trace(tmp_path).unlink()
+    (tmp_path / "run_rank0.json").unlink()
+    assert (
+        main(["export", str(tmp_path / "run"), "--format", "tensorboard", "-o", str(tmp_path / "logs")]) == 0
+    )
+    assert "run_rank0.json, is gone: scalars alone are written" in capsys.readouterr().err
+    assert not list((tmp_path / "logs/run").glob("*.json.gz"))
+
+
+def test_the_plugin_itself_shows_operators_and_kernels(tmp_path: Path) -> None:
+    found, profile = plugin_profile(recorded_trace(tmp_path))
+    assert {operator.name for operator in found.op_list_groupby_name} == {"aten::add"}
     assert [view.display_name for view in profile.views][-1] == "Trace"
     assert "Kernel" in [view.display_name for view in profile.views]

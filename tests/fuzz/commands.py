@@ -52,7 +52,7 @@ MODEL = {
 ON_RUNS = (
     "replay RUN", "predict RUN --scale mm=2", "predict RUN --bandwidth 10Gbit/s", "predict RUN --dp 4",
     "report RUN -o OUT/r.html", "validate RUN", "info RUN", "diagnose RUN", "stragglers RUN",
-    "export RUN --format csv -o OUT/e", "export RUN --nodes -o OUT/e", "scale RUN --dp 4 -o OUT/s",
+    "export RUN --format csv -o OUT/e", "export RUN -o OUT/e", "scale RUN --dp 4 -o OUT/s",
     "astra RUN -o OUT/b --topology dgx-h100", "compare RUN BASE",
 )  # fmt: skip
 ON_FILES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import os
@@ -11,12 +10,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from chakra_et.report.page import unpack
 from fasop.plans.plan import pick_plan
 from megatron_lm.__main__ import main as command
 from megatron_lm.results import picture, plan_run_compare
@@ -25,6 +22,7 @@ from megatron_lm.settings.conf import read_file
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import REPO_ROOT
 from tests.megatron_lm.written_logs import write_node
+from tests.report.page_data import page_data
 
 E, T, P = 0.001, 0.004, 0.006
 
@@ -101,12 +99,6 @@ def test_a_difference_is_explained_by_parts_that_add_up_to_it(planned: Path) -> 
     np.testing.assert_allclose(sums, whole, atol=2)
 
 
-def page_content(page: Path) -> dict[str, Any]:
-    found = re.search(r'id="data">([A-Za-z0-9+/=]+)</script>', page.read_text())
-    assert found is not None
-    return dict(unpack(base64.b64decode(found[1]))[0])
-
-
 def test_a_plan_is_drawn_beside_its_run(planned: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("MEGATRON_LOG_DIR", str(planned / "log2"))
     for rank in range(2):
@@ -114,7 +106,7 @@ def test_a_plan_is_drawn_beside_its_run(planned: Path, monkeypatch: pytest.Monke
         write_node(planned / "log2/5", f"n{rank}", out=f"NODE_RANK: {rank}\nstart\n{block}")
     out = planned / "out.html"
     assert picture.main(["5", "--plan", str(planned / "plan.json"), "--output", str(out)]) == 0
-    content = page_content(out)
+    content = page_data(out)[0]
     assert "Predicted by FASOP" in content["note"]
     assert [table["title"] for table in content["tables"]] == ["Bubbles, measured", "Bubbles, predicted"]
     assert content["timeline"]["lanes"] == [
@@ -159,7 +151,7 @@ def test_plan_run_and_compare_in_one_command(tiny: dict[str, str], tmp_path: Pat
     assert sum(float(each) for _, each in of_step) == pytest.approx(float(step), abs=0.03)
     assert read_file(output / "plan.conf")["MODEL"] == "tiny"
     assert json.loads((output / "costs.json").read_text())["entries"][0]["gpu"] == "CPU"
-    tables = page_content(output / "compare.html")["tables"]
+    tables = page_data(output / "compare.html")[0]["tables"]
     assert "Bubbles, predicted" in [table["title"] for table in tables]
     assert "Why the step differs" in done.stdout and (output / "compare.html").exists()
     if load > (os.cpu_count() or 1):

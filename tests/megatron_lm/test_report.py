@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import os
 import re
@@ -14,7 +13,6 @@ from xml.etree import ElementTree
 import pytest
 
 from chakra_et.drawing.charts import BOTTOM, HEIGHT
-from chakra_et.report.page import unpack
 from megatron_lm.__main__ import main as command
 from megatron_lm.logs import records
 from megatron_lm.results import report, view
@@ -22,6 +20,7 @@ from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import Script, put_tool
 from tests.megatron_lm.processes import processes_with
 from tests.megatron_lm.written_logs import simple_iteration, write_node
+from tests.report.page_data import page_data
 
 
 @pytest.fixture
@@ -51,9 +50,7 @@ def page_content(page: Path) -> dict[str, Any]:
     """The title, problems, charts and tables of a page, which loads nothing from elsewhere."""
     text = page.read_text()
     assert not re.search(r"""(?:src|href)=["'](?!data:)""", text)
-    found = re.search(r'id="data">([A-Za-z0-9+/=]+)</script>', text)
-    assert found is not None
-    return dict(unpack(base64.b64decode(found[1]))[0])
+    return page_data(text)[0]
 
 
 def rows(content: dict[str, Any]) -> str:

@@ -11,8 +11,9 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.names import RunFiles
 from chakra_et.report.many import many_content
-from chakra_et.report.page import make_page, unpack
+from chakra_et.report.page import make_page
 from tests.report.made_run import write_run
+from tests.report.page_data import unpack
 
 TP = 8
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import json
 import re
@@ -15,19 +14,15 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.convert.graph.linked import WORK_BEFORE
 from chakra_et.errors import TraceError
-from chakra_et.report.inputs import find_run, find_runs
-from chakra_et.report.page import PackedColumns, unpack
+from chakra_et.et.sets import RankSet
+from chakra_et.report.inputs import files_of, find_run
+from chakra_et.report.page import PackedColumns
 from chakra_et.report.timeline import stacked
 from tests.report.made_run import HOSTILE, write_run
+from tests.report.page_data import page_data, unpack
 from tests.shared import shared_path
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-
-
-def page_data(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
-    found = re.search(r'id="data">([A-Za-z0-9+/=]+)</script>', path.read_text())
-    assert found is not None
-    return unpack(base64.b64decode(found[1]))
 
 
 def test_a_page_holds_every_node_and_dependency(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,12 +83,10 @@ def test_the_files_of_a_run_name_it(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "made.0.et", tmp_path / "made.et")
     (tmp_path / "made_manifest.json").write_text("{}")
     assert main(["report", str(tmp_path / "made")]) == 0
-    words = sorted(map(str, tmp_path.glob("made*")))
-    assert len(words) == 6
-    found = find_run(words)
-    assert found.name == "made"
-    assert list(found.ranks) == [0, 1]
-    assert [run.name for run in find_runs([str(tmp_path)])] == ["made"]
+    for words in (["made"], ["made.0.et", "made.1.et"], ["made.0.et", "made.1.et", "made.et"], ["."]):
+        found = find_run([str(tmp_path / word) for word in words])
+        assert files_of(found).name == "made"
+        assert isinstance(found, RankSet) and list(found.files) == [0, 1]
 
 
 def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
@@ -107,7 +100,7 @@ def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (["absent"], "neither a file nor the NAME of a run"),
-        (["notes.txt"], "neither an .et file nor a trace"),
+        (["notes.txt"], "give traces of PyTorch's profiler"),
         (["empty.0.et"], "the file is empty"),
         ([], "the following arguments are required: NAME"),
     ],
