@@ -81,12 +81,13 @@ def collectives(run: ReportRun) -> list[Collective]:
     keys, which = np.unique(np.stack([kind, size, graph.group[node]]), axis=1, return_inverse=True)
     which = which.reshape(-1)
     transfer = (run.end_ns - run.start_ns - run.wait_ns)[node]
-    first = _first_arrival(run)
+    first, members_of = _first_arrival(run), group_members(run)
     found = []
     for number, (code, each, group) in enumerate(keys.T.tolist()):
         own = node[which == number]
-        name, members = COMM_NAMES[code], _members(run, group, own)
+        name = COMM_NAMES[code]
         message = name in ("send", "receive")
+        members = 2 if message else len(members_of[group])
         operation = np.unique(run.operations.of_node[own])
         operation = operation[operation >= 0]
         last = run.operations.last[operation]
@@ -95,15 +96,15 @@ def collectives(run: ReportRun) -> list[Collective]:
         whole = whole_bytes(name, each, members)
         mean = float(transfer[which == number].mean())
         algorithm = whole / mean if whole > 0 and mean > 0 and name != "barrier" else None
-        factor = bus_factor(name, members) if members > 1 or message else None
+        factor = bus_factor(name, members) if members > 1 else None
         on_gpu = not graph.is_cpu[own].any()
-        usual = _usual_ns(run.rates.gpu if on_gpu else "", name, whole, 2 if message else members)
+        usual = _usual_ns(run.rates.gpu if on_gpu else "", name, whole, members)
         found.append(
             Collective(
                 name,
                 whole,
                 graph.groups[group] if not message else "",
-                2 if message else members,
+                members,
                 len(operation) or int(np.bincount(graph.trace_of[own]).max()),
                 mean,
                 algorithm,
@@ -116,14 +117,16 @@ def collectives(run: ReportRun) -> list[Collective]:
     return sorted(found, key=lambda each: (-each.transfer_ns * each.count, each.type, each.bytes, each.group))
 
 
-def _members(run: ReportRun, group: int, nodes: np.ndarray) -> int:
-    """How many ranks a group has: from the groups file, or else as many as use it here."""
-    known = run.groups.get(run.graph.groups[group])
-    if known:
-        return len(known)
+def group_members(run: ReportRun) -> list[list[int]]:
+    """The ranks of each group: from the groups file, or else those that use it here; of group 0 all."""
+    graph, found = run.graph, []
     sizes = [size for trace in run.traces if type(size := trace.metadata.get("world_size")) is int]
-    used = len(np.unique(run.graph.trace_of[nodes]))
-    return max([used, *sizes]) if run.graph.groups[group] == "0" else used
+    communicates = graph.types >= NodeType.COMM_SEND
+    for group, name in enumerate(graph.groups):
+        users = np.unique(graph.trace_of[communicates & (graph.group == group)]).tolist()
+        every = range(max(sizes, default=0)) if name == "0" else ()
+        found.append(run.groups.get(name) or sorted({*every, *(run.ranks[at] for at in users)}))
+    return found
 
 
 def _first_arrival(run: ReportRun) -> np.ndarray:
@@ -162,11 +165,7 @@ def traffic(run: ReportRun) -> dict[str, np.ndarray]:
     place = {rank: at for at, rank in enumerate(run.ranks)}
     size, kind = graph.attribute("comm_size", 0), run.comm_types
     target, transfer = graph.attribute("comm_dst", -1), run.end_ns - run.start_ns - run.wait_ns
-    collective = np.flatnonzero(graph.types == NodeType.COMM_COLL)
-    members: dict[int, list[int]] = {}
-    for group in np.unique(graph.group[collective]).tolist():
-        users = np.unique(graph.trace_of[collective[graph.group[collective] == group]])
-        members[group] = run.groups.get(graph.groups[group]) or [run.ranks[user] for user in users.tolist()]
+    members = group_members(run)
     for at in np.flatnonzero(np.isin(graph.types, (NodeType.COMM_SEND, NodeType.COMM_COLL))).tolist():
         own, name, whole = run.ranks[graph.trace_of[at]], COMM_NAMES[kind[at]], int(size[at])
         first, to = 0, [int(target[at])]

@@ -174,14 +174,10 @@ def speedup(sides: list[Side], at: int) -> float:
     return sides[0]["step_ns"] / sides[at]["step_ns"] if sides[at]["step_ns"] else 0.0
 
 
-def efficiency(sides: list[Side], at: int) -> tuple[float, float]:
-    """Scaling efficiency against the first run: (weak, strong).
-
-    Weak: each rank has the same work in both runs, so an ideal step takes as long. Strong: all ranks share
-    the same work, so an ideal step on twice the ranks takes half as long.
-    """
-    weak = speedup(sides, at)
-    return weak, weak * sides[0]["ranks"] / sides[at]["ranks"]
+def strong_scaling(sides: list[Side], at: int) -> float:
+    """Scaling efficiency against the first run where all ranks share the same work: an ideal step on twice
+    the ranks takes half as long. Where each rank has the same work (weak scaling), it is ``speedup``."""
+    return speedup(sides, at) * sides[0]["ranks"] / sides[at]["ranks"]
 
 
 def notes(sides: list[Side]) -> list[str]:
@@ -206,7 +202,7 @@ def compare_content(sides: list[Side]) -> dict[str, Any]:
     for at, each in enumerate(sides):
         more = {
             "speedup": speedup(sides, at),
-            "efficiency": efficiency(sides, at),
+            "strong_scaling": strong_scaling(sides, at),
             "diagnosis": each["diagnosis"] and each["diagnosis"].as_json(),
         }
         runs.append({name: value for name, value in (each | more).items() if name not in TABLES})
@@ -224,12 +220,12 @@ def lines(sides: list[Side], top: int) -> list[str]:
     """The comparison as text: a row for each run, then the operators and kernels that changed most."""
     several = len({each["ranks"] for each in sides}) > 1
     memory = any(each["peak_bytes"] is not None for each in sides)
-    head = ["run", "ranks", "steps", "step", "speed-up", *(["weak", "strong"] if several else [])]
+    head = ["run", "ranks", "steps", "step", "speed-up", *(["strong scaling"] if several else [])]
     rows = [[*head, *ACTIVITIES, "hidden", *(["peak memory"] if memory else [])]]
     for at, each in enumerate(sides):
         row = [shortened(each["name"], LONGEST_NAME), str(each["ranks"]), str(each["steps"] or "-")]
         row += [duration(each["step_ns"]), f"{speedup(sides, at):.2f}x"]
-        row += [f"{share:.0%}" for share in efficiency(sides, at)] if several else []
+        row += [f"{strong_scaling(sides, at):.0%}"] if several else []
         row += [*map(duration, each["parts_ns"]), duration(each["hidden_ns"])]
         rows.append([*row, *([size(each["peak_bytes"])] if memory else [])])
     text = table(rows, right=range(1, len(rows[0])))

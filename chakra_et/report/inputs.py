@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -54,7 +55,13 @@ def find_run(words: Iterable[str], allow_missing: bool = False) -> RankSet | Tra
             f"these are files of {len(found)} runs ({several}): give one of them, or look at them side by "
             "side with `chakra-et compare`"
         )
-    return found[0]
+    return _with_warnings(found[0]) if isinstance(found[0], RankSet) else found[0]
+
+
+def _with_warnings(run: RankSet) -> RankSet:
+    for note in run.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    return run
 
 
 def files_of(run: RankSet | TraceSet) -> RunFiles:
@@ -103,4 +110,4 @@ def with_et_files(run: RankSet | TraceSet) -> Iterator[tuple[RankSet, list[str]]
         if not result.good:
             raise errors[0] if errors else TraceError(f"{run.name}: " + " ".join(result.problems))
         (found,) = find_rank_sets([str(Path(folder) / run.name)], allow_missing=True)
-        yield found, [str(error) for error in errors]
+        yield _with_warnings(found), [str(error) for error in errors]

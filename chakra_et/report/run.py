@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -160,8 +159,6 @@ def load(chosen: RankSet | TraceSet) -> ReportRun:
     """Read a run; traces are converted first. Raises ``TraceError`` for what can't be read or joined."""
     files = files_of(chosen)
     with with_et_files(chosen) as (run, lacks):
-        for note in run.notes:
-            print(f"warning: {note}", file=sys.stderr)
         lacks += run.notes
         traces = [et_file.read(path) for path in with_progress(run.files.values(), "reading")]
         conversion = _json(run.run.report_file, lacks)

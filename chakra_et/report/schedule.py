@@ -2,7 +2,7 @@
 
 picture = Picture(
     "one step",
-    [PictureLane("rank 0"), PictureLane("rank 1", note="20% idle")],
+    [("rank 0", ""), ("rank 1", "20% idle")],
     [Span(0, 0.0, 1.5, "forward", "0"), Span(1, 1.5, 2.0, "send", strip=1)],
     {"forward": Kind("forward", "#3b78c3"), "send": Kind("message", "#3c9a5f")},
     strips=("compute", "communication"),
@@ -30,20 +30,6 @@ class Kind(NamedTuple):
     colour: str
 
 
-class PictureLane(NamedTuple):
-    """A group of rows; ``note`` stands beside its label."""
-
-    label: str
-    note: str = ""
-
-
-class Mark(NamedTuple):
-    """The time, in seconds, at which a named stretch of all lanes begins."""
-
-    at: float
-    label: str
-
-
 class Span(NamedTuple):
     """What lane ``lane`` (from 0) does from ``start`` to ``end``, in seconds, in its row ``strip`` (from 0).
     ``label`` is drawn inside where it fits, and is what a search finds."""
@@ -58,15 +44,16 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn. ``strips``: the labels of the rows of each lane. ``rules``: lanes below which there is a
-    bold line."""
+    """What is drawn. ``lanes``: the label of each group of rows, and a note beside it; ``strips``: the labels
+    of the rows of each lane. ``marks``: the time, in seconds, at which a named stretch of all lanes begins.
+    ``rules``: lanes below which there is a bold line."""
 
     title: str
-    lanes: Sequence[PictureLane]
+    lanes: Sequence[tuple[str, str]]
     spans: Sequence[Span]
     kinds: Mapping[str, Kind]
     strips: Sequence[str] = ("",)
-    marks: Sequence[Mark] = ()
+    marks: Sequence[tuple[float, str]] = ()
     rules: Sequence[int] = ()
 
 
@@ -108,14 +95,14 @@ def _add_spans(
                 raise ValueError(f"no kind {span.kind!r} in this picture")
             placed.append((first + span.lane, span))
         head = f"{picture.title} · " if len(pictures) > 1 else ""
-        lanes += [(head + lane.label, lane.note, picture.strips) for lane in picture.lanes]
+        lanes += [(head + label, note, picture.strips) for label, note in picture.lanes]
         rules += [first + lane for lane in picture.rules]
         marks = sorted(picture.marks)
-        ends = [*(mark.at for mark in marks[1:]), max((span.end for span in picture.spans), default=0.0)]
+        ends = [*(at for at, _ in marks[1:]), max((span.end for span in picture.spans), default=0.0)]
         steps += [
-            (first + lane, mark.label, round(mark.at * 1e9), round(end * 1e9))
+            (first + lane, label, round(at * 1e9), round(end * 1e9))
             for lane in own
-            for mark, end in zip(marks, ends, strict=False)
+            for (at, label), end in zip(marks, ends, strict=False)
         ]
         kinds |= picture.kinds
     if not placed:

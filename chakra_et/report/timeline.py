@@ -6,11 +6,11 @@ A row is a thread, stream or communicator of a rank.
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from chakra_et.et import memory as names
@@ -23,12 +23,6 @@ ROUNDING_NS = 2000
 # The most rows that one lane is drawn in, where its nodes overlap, and that the calls of a thread are.
 MOST_ROWS, MOST_DEPTH = 8, 100
 QUEUE = "launched, not started"
-COUNTED = {
-    "allocations": names.ALLOCATIONS,
-    "frees": names.FREES,
-    "allocated_bytes": names.ALLOCATED_IN,
-    "freed_bytes": names.FREED_IN,
-}
 ORDER = {"cpu": 0, "gpu": 1, "communication": 2}
 
 
@@ -97,8 +91,8 @@ def lanes_of(trace: ExecutionTrace) -> tuple[np.ndarray, dict[int, tuple[str, st
         lane, named = trace.column("lane", -1), _named_lanes(trace)
         numbers, first = np.unique(lane, return_index=True)
         for number, of_host in zip(numbers.tolist(), on_cpu[first], strict=True):
-            label = named[number] if 0 <= number < len(named) else None
-            labels[number] = label or ("cpu" if of_host else "gpu", f"lane {number}")
+            known = 0 <= number < len(named)
+            labels[number] = named[number] if known else ("cpu" if of_host else "gpu", f"lane {number}")
         return lane, labels
     stream, thread = trace.column("stream", -1), trace.column("tid", -1)
     choices = [on_cpu, stream >= 0, trace.types >= NodeType.COMM_SEND]
@@ -111,19 +105,19 @@ def lanes_of(trace: ExecutionTrace) -> tuple[np.ndarray, dict[int, tuple[str, st
     return lane.reshape(-1), labels
 
 
-def _named_lanes(trace: ExecutionTrace) -> list[tuple[str, str] | None]:
+class _Lane(msgspec.Struct):
+    kind: str
+    label: str
+
+
+def _named_lanes(trace: ExecutionTrace) -> list[tuple[str, str]]:
     """The lanes that the metadata describes."""
     try:
-        lanes = json.loads(str(trace.metadata.get("lanes", "[]")))
-    except (ValueError, RecursionError):
+        lanes = msgspec.json.decode(trace.metadata_str("lanes") or "[]", type=list[_Lane])
+    except msgspec.DecodeError:
         return []
-    found: list[tuple[str, str] | None] = []
-    for lane in lanes if isinstance(lanes, list) else []:
-        known = lane if isinstance(lane, dict) else {}
-        kind, label = str(known.get("kind", "")), str(known.get("label", ""))
-        prefix = "thread " if kind == "cpu" and label.isdigit() else ""
-        found.append((kind, prefix + label) if kind and label else None)
-    return found
+    prefix = {True: "thread ", False: ""}
+    return [(of.kind, prefix[of.kind == "cpu" and of.label.isdigit()] + of.label) for of in lanes]
 
 
 def stacked(start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -223,14 +217,10 @@ def queues(run: ReportRun) -> list[Curve]:
 
 def usage(run: ReportRun) -> list[dict[str, Any]]:
     """One row for each of ``curves``. ``peak_ns``: the start of the node in which most was allocated;
-    ``reserved_bytes``: the most, None where no allocator reserves any; all others count the whole run."""
+    ``reserved_bytes``: the most, None where no allocator reserves any."""
     found = []
     for curve in curves(run):
-        trace, at = run.traces[run.ranks.index(curve.rank)], int(curve.allocated.argmax())
-        counts = {
-            name: int(trace.column(names.attribute(curve.device, field)).sum())
-            for name, field in COUNTED.items()
-        }
+        at = int(curve.allocated.argmax())
         found.append(
             {
                 "rank": curve.rank,
@@ -239,7 +229,6 @@ def usage(run: ReportRun) -> list[dict[str, Any]]:
                 "peak_ns": int(curve.time_ns[at]),
                 "peak_node": int(curve.node[at]),
                 "reserved_bytes": None if curve.reserved is None else int(curve.reserved.max()),
-                **counts,
             }
         )
     return found

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from chakra_et import cli, files
-from chakra_et.report.schedule import Kind, Picture, PictureLane, Span, schedule_page
+from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
 from fasop.commands import flag
 from fasop.plans.plan import Plan, pick_plan, plans_json
 from fasop.schedule import events as events_
@@ -126,9 +126,7 @@ def _summary(planned: Plan, plan: Plan, found: list[Event], schedule: str) -> li
 def picture(plan: Plan, events: list[Event]) -> Picture:
     """A step, a lane for each stage: a row of computation, and one of communication below."""
     stages = [
-        PictureLane(
-            f"stage {stage}: {plan.stage_gpu[stage]}, {plan.partition[stage]} units", f"{idle:.1%} bubble"
-        )
+        (f"stage {stage}: {plan.stage_gpu[stage]}, {plan.partition[stage]} units", f"{idle:.1%} bubble")
         for stage, idle in enumerate(events_.bubbles(plan, events))
     ]
     spans = [_span(event) for event in events if event.kind in KINDS]

@@ -22,7 +22,7 @@ import numpy as np
 
 from chakra_et import cli, files
 from chakra_et.report.page import TextTable
-from chakra_et.report.schedule import Kind, Mark, Picture, PictureLane, Span, schedule_page
+from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
 from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule.events import of_plan
 from megatron_lm.errors import RunError
@@ -154,7 +154,7 @@ def picture_of(found: Sequence[Event], title: str, row: str) -> Picture:
     nodes = dict(sorted({event.rank: event.node for event in found}.items()))
     lane_of = {rank: at for at, rank in enumerate(nodes)}
     idle = {bubble.rank: f"{bubble.share:.1%} bubble" for bubble in bubbles(found)}
-    lanes = [PictureLane(f"{row} {rank} ({node})", idle.get(rank, "")) for rank, node in nodes.items()]
+    lanes = [(f"{row} {rank} ({node})", idle.get(rank, "")) for rank, node in nodes.items()]
     iterations: dict[int, float] = {}
     spans = []
     for event in found:
@@ -168,7 +168,7 @@ def picture_of(found: Sequence[Event], title: str, row: str) -> Picture:
         spans,
         {name: kind for name, kind in KINDS.items() if name in used},
         strips=STRIPS,
-        marks=[Mark(start - zero, f"iteration {number}") for number, start in sorted(iterations.items())],
+        marks=[(start - zero, f"iteration {number}") for number, start in sorted(iterations.items())],
     )
 
 

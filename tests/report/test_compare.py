@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.report.compare import compare_content, efficiency, lines, match, side
+from chakra_et.report.compare import compare_content, lines, match, side, speedup, strong_scaling
 from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
 from tests.report.made_run import write_run
@@ -53,12 +53,12 @@ def test_a_kernel_that_is_gone_has_no_time(tmp_path: Path) -> None:
 
 def test_scaling_efficiency(tmp_path: Path) -> None:
     sides = two_runs(tmp_path)
-    assert efficiency(sides, 1) == (1.0, 1.0)
+    assert speedup(sides, 1) == strong_scaling(sides, 1) == 1.0
     files = write_run(tmp_path, "alone")
     files.et_file(1).unlink()
     sides = [side(load(find_run([str(tmp_path / name)]))) for name in ("alone", "before")]
-    assert efficiency(sides, 1) == (1.0, 0.5)
-    assert compare_content(sides)["runs"][1]["efficiency"] == (1.0, 0.5)
+    assert (speedup(sides, 1), strong_scaling(sides, 1)) == (1.0, 0.5)
+    assert compare_content(sides)["runs"][1]["strong_scaling"] == 0.5
 
 
 def test_the_table_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

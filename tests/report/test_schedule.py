@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et.report.schedule import Kind, Mark, Picture, PictureLane, Span, schedule_page
+from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
 from tests.report.made_run import HOSTILE
-from tests.report.test_page import page_data
+from tests.report.page_data import page_data
 
 KINDS = {"work": Kind("work", "#123456"), "send": Kind("message", "#654321")}
 
@@ -19,8 +19,8 @@ def test_spans_stand_in_the_rows_of_their_lanes_at_their_times(tmp_path: Path) -
         Span(0, 0.0, 1.0, "work"),
         Span(1, 2.0, 4.0, "send", strip=1),
     ]
-    lanes = [PictureLane("a"), PictureLane("b", "idle")]
-    picture = Picture("one", lanes, spans, KINDS, ("upper", "lower"), [Mark(2.0, "y"), Mark(0.0, "x")], [0])
+    lanes = [("a", ""), ("b", "idle")]
+    picture = Picture("one", lanes, spans, KINDS, ("upper", "lower"), [(2.0, "y"), (0.0, "x")], [0])
     path = tmp_path / "page.html"
     path.write_text(schedule_page("steps", [picture, Picture("two", lanes[:1], spans[1:2], KINDS)]))
     content, columns = page_data(path)
@@ -39,4 +39,4 @@ def test_spans_stand_in_the_rows_of_their_lanes_at_their_times(tmp_path: Path) -
 )
 def test_a_span_that_fits_nowhere_is_refused(span: Span) -> None:
     with pytest.raises(ValueError, match="in this picture"):
-        schedule_page("steps", [Picture("step", [PictureLane("a")], [span], KINDS)])
+        schedule_page("steps", [Picture("step", [("a", "")], [span], KINDS)])

@@ -14,7 +14,7 @@ from chakra_et.report import stacks
 from chakra_et.report.columns import SLICE
 from chakra_et.report.run import NODE_KINDS
 from tests.export.test_recorded import converted, depth_of, slice_, trace
-from tests.report.test_page import page_data
+from tests.report.page_data import page_data
 from tests.shared import shared_path
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync", "Trace")

@@ -7,10 +7,9 @@ function runTable(content) {
   const columns = [
     { name: "run", value: run => run.name }, { name: "ranks", value: run => run.ranks }, { name: "steps", value: run => run.steps || null },
     { name: "step", help: "mean over steps and ranks", value: run => run.step_ns, text: run => duration(run.step_ns) },
-    { name: "speed-up", help: "against the first run", value: run => run.speedup, text: run => `×${run.speedup.toFixed(2)}` },
+    { name: "speed-up", help: "against the first run; the efficiency of weak scaling, where each rank has the same work in all runs", value: run => run.speedup, text: run => `×${run.speedup.toFixed(2)}` },
     ...(several ? [
-      { name: "weak scaling", help: "efficiency if each rank has the same work in all runs", value: run => run.efficiency[0], text: run => percent(run.efficiency[0]) },
-      { name: "strong scaling", help: "efficiency if all ranks share the same work", value: run => run.efficiency[1], text: run => percent(run.efficiency[1]) },
+      { name: "strong scaling", help: "efficiency if all ranks share the same work", value: run => run.strong_scaling, text: run => percent(run.strong_scaling) },
     ] : []),
     ...(content.runs.some(run => run.peak_bytes !== null)
       ? [{ name: "peak memory", help: "the most that one device of any rank had allocated", value: run => run.peak_bytes, text: run => bytes(run.peak_bytes) }] : []),

@@ -66,8 +66,6 @@ function memorySection(content, go) {
     { name: "peak reserved", help: "by the caching allocator", value: row => row.reserved_bytes, text: row => row.reserved_bytes === null ? "–" : bytes(row.reserved_bytes) },
     { name: "peak at", value: row => row.peak_ns, text: row => duration(row.peak_ns) },
     { name: "peak in", help: "the node that reached it", value: row => row.peak_name },
-    { name: "allocations", value: row => row.allocations }, { name: "allocated", value: row => row.allocated_bytes, text: row => bytes(row.allocated_bytes) },
-    { name: "frees", value: row => row.frees }, { name: "freed", value: row => row.freed_bytes, text: row => bytes(row.freed_bytes) },
   ];
   const owners = [
     { name: "rank", value: row => row.rank }, { name: "owner", help: "the module and the outermost operator that allocated it", value: row => row.owner },
