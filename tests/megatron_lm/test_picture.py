@@ -115,8 +115,8 @@ def test_colours_and_bold_lines_are_those_of_the_format(log_dir: Path) -> None:
     assert list(drawn.rules) == [1, 3, 5]
     forward = next(span for span in drawn.spans if span.kind == "forward")
     assert forward.label == "forward-0" and min(span.start for span in drawn.spans) == 0
-    assert [mark.label for mark in drawn.marks] == ["iteration 13"]
-    assert drawn.lanes[0].note == f"{100 * (STAGES - 1) / (MICRO_BATCHES + STAGES - 1):.1f}% bubble"
+    assert [label for _, label in drawn.marks] == ["iteration 13"]
+    assert drawn.lanes[0][1] == f"{100 * (STAGES - 1) / (MICRO_BATCHES + STAGES - 1):.1f}% bubble"
 
 
 def test_iterations_can_be_chosen(log_dir: Path, capsys) -> None:
