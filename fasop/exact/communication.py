@@ -31,12 +31,8 @@ class Communication:
 
     @memo
     def link(self, one: str, two: str) -> Link | None:
-        """The link that the cluster file gives for nodes of two types, else for their zones."""
-        zones = {self._gpus[one].zone, self._gpus[two].zone}
-        found = [
-            link for ends in ({one, two}, zones) for link in self.cluster.links if set(link.between) == ends
-        ]
-        return found[0] if found else None
+        """The link that the cluster file gives for nodes of two types."""
+        return next((link for link in self.cluster.links if set(link.between) == {one, two}), None)
 
     def between(self, one: str, two: str, size: float) -> tuple[float, float]:
         """bit/s and seconds of latency of a message of ``size`` bytes between two nodes of these types.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -85,59 +86,48 @@ def _replicas(
     """Seconds of forward and backward per micro-batch, of reduction and update once per step, and GiB
     [replica, these]; those that are alike are computed once. notes: gets what was not measured.
     """
-    data, found = _data(stage.replicas), []
-    known: dict[object, list[float]] = {}
+    model, options = passes.model, passes.options
+    data, dp = _data(stage.replicas), len(stage.replicas)
+    is_layer = passes.layers[units]
+
+    @functools.cache
+    def row(group: Group, mbs: int, ep: int, experts: Group) -> list[float]:
+        gpu, tp = passes.links.cluster.gpu(group[0].gpu), group_size(group)
+        costs = passes.units(gpu.name, tp, mbs, ep, len(group))
+        notes.update(dict.fromkeys(costs.notes))
+        each = passes.replica(mbs, stage.recompute, group, data, experts)
+        forward, backward = (seconds[units] for seconds in each)
+        sizes = passes.compute.sizes(gpu, tp)
+        parameters, of_experts = held_parameters(model, tp, ep, lambda each: np.array(each[units].sum()))
+        if sizes is not None:
+            parameters = np.array(sizes[0][units].sum())
+        # Buckets of gradients go beside the backward of all layers but the first.
+        layers = is_layer.sum()
+        hidden = backward[is_layer].sum() * (1 - 1 / np.maximum(layers, 1))
+        reduction, gather = passes.once(data, tp, parameters, of_experts, ep)
+        reduction = exposed_seconds(options, reduction, hidden, layers)
+        if costs.update is not None:
+            update = costs.update[units].sum() / (dp if options.zero else 1)
+        else:
+            update = passes.optimizer(gpu, parameters, of_experts, ep, dp)
+        kept, once = (each[units] for each in activations(model, tp, mbs, options, stage.recompute))
+        if sizes is not None and stage.recompute == "none":
+            kept, once = sizes[1][units] * mbs, np.zeros(len(kept))
+        needs = np.array((once * ~is_layer).sum()), np.array((once * is_layer).max(initial=0.0))
+        memory = stage_gib(
+            model, options, (tp, ep, dp), (parameters, of_experts), kept.sum() * in_flight, needs
+        )
+        rows = forward.sum(), backward.sum(), reduction, update + gather, memory + gpu.reserved_gib
+        return [float(value) for value in rows]
+
+    found = []
     for at, one in enumerate(stage.replicas):
         experts: Group = ()
-        if passes.model.experts:
+        if model.experts:
             first = at // one.ep * one.ep
             experts = _alone(_data(stage.replicas[first : first + one.ep]))
-        key = _alone(one.group), one.mbs, one.ep, experts
-        if key not in known:
-            known[key] = _replica(passes, stage, one, units, in_flight, data, experts)
-            costs = passes.units(one.group[0].gpu, one.tp, one.mbs, one.ep, len(one.group))
-            notes.update(dict.fromkeys(costs.notes))
-        found.append(known[key])
+        found.append(row(_alone(one.group), one.mbs, one.ep, experts))
     return np.array(found)
-
-
-def _replica(
-    passes: Passes,
-    stage: LayoutStage,
-    replica: Replica,
-    units: slice,
-    in_flight: int,
-    data: Group,
-    experts: Group,
-) -> list[float]:
-    """A row of ``_replicas``."""
-    model, options = passes.model, passes.options
-    group, tp, ep, dp = replica.group, replica.tp, replica.ep, len(stage.replicas)
-    gpu = passes.links.cluster.gpu(group[0].gpu)
-    each = passes.replica(replica.mbs, stage.recompute, _alone(group), data, experts)
-    forward, backward = (seconds[units] for seconds in each)
-    is_layer = passes.layers[units]
-    sizes = passes.compute.sizes(gpu, tp)
-    parameters, of_experts = held_parameters(model, tp, ep, lambda each: np.array(each[units].sum()))
-    if sizes is not None:
-        parameters = np.array(sizes[0][units].sum())
-    # Buckets of gradients go beside the backward of all layers but the first.
-    layers = is_layer.sum()
-    hidden = backward[is_layer].sum() * (1 - 1 / np.maximum(layers, 1))
-    reduction, gather = passes.once(data, tp, parameters, of_experts, ep)
-    reduction = exposed_seconds(options, reduction, hidden, layers)
-    costs = passes.units(gpu.name, tp, replica.mbs, ep, len(group))
-    if costs.update is not None:
-        update = costs.update[units].sum() / (dp if options.zero else 1)
-    else:
-        update = passes.optimizer(gpu, parameters, of_experts, ep, dp)
-    kept, once = (each[units] for each in activations(model, tp, replica.mbs, options, stage.recompute))
-    if sizes is not None and stage.recompute == "none":
-        kept, once = sizes[1][units] * replica.mbs, np.zeros(len(kept))
-    needs = np.array((once * ~is_layer).sum()), np.array((once * is_layer).max(initial=0.0))
-    memory = stage_gib(model, options, (tp, ep, dp), (parameters, of_experts), kept.sum() * in_flight, needs)
-    rows = forward.sum(), backward.sum(), reduction, update + gather, memory + gpu.reserved_gib
-    return [float(value) for value in rows]
 
 
 def _ends(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -16,9 +17,10 @@ from fasop.exact.memory import activations, held_parameters, stage_gib
 from fasop.exact.passes import Passes, exposed_seconds
 from fasop.inputs.models import Model
 from fasop.memo import memo, sharing
+from fasop.plans import shapes
 from fasop.plans.options import Options, Recompute
 from fasop.plans.plan import StageChoice
-from fasop.plans.shapes import CROWDED, INSIDE, Group, Part, Seats, Shape, boundary_kinds, divisors, gpu_types
+from fasop.plans.shapes import CROWDED, INSIDE, Group, Seats, Shape, boundary_kinds, divisors, gpu_types
 
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
@@ -157,14 +159,11 @@ class StageCosts:
         """Parameters of one GPU [a, b], and those of them that belong to experts, 0 where b ≤ a."""
         return held_parameters(self.model, tp, self.shape.ep, lambda each: finite(ranges(each)))
 
+    @memo
     def memory(self, choice: StageChoice, in_flight: float) -> np.ndarray:
         """GiB of one GPU [a, b], the margin included, with the activations of that many micro-batches."""
-        most = max(mbs for _, mbs in choice.shares)
-        return self._memory(choice.tp, most, choice.recompute, in_flight)
-
-    @memo
-    def _memory(self, tp: int, mbs: int, recompute: Recompute, in_flight: float) -> np.ndarray:
-        kept, head, largest = self._activations(tp, mbs, recompute)
+        tp, most = choice.tp, max(mbs for _, mbs in choice.shares)
+        kept, head, largest = self._activations(tp, most, choice.recompute)
         replica = (tp, self.shape.ep, self.shape.group // tp)
         return stage_gib(self.model, self.options, replica, self.held(tp), kept * in_flight, (head, largest))
 
@@ -217,9 +216,7 @@ class StageCosts:
     @memo
     def p2p(self, left: Seats, right: Seats, kind: int) -> float:
         """Seconds of one message between two stages; kind: of their boundary (``boundary_kinds``)."""
-        source = tuple(Part(node, name, count) for node, (name, count) in enumerate(left))
-        shift = 0 if kind == INSIDE else len(left)
-        target = tuple(Part(node + shift, name, count) for node, (name, count) in enumerate(right))
+        source, target = _group(left), _group(right, 0 if kind == INSIDE else len(left))
         size = self.shape.batch * message_bytes(self.model, self.options, self.shape.tp)
         seconds = self.links.message(source, target, size, 2 if kind == CROWDED else 1)
         ends = (tensor_group(seats, seats[0][0], self.shape.tp) for seats in (left, right))
@@ -237,33 +234,25 @@ class StageCosts:
             return 0.0
         size = self.model.hidden * self.model.vocab / self.shape.tp * self.options.gradient_bytes
         # Stages follow each other through the nodes: a first node as large as the plan holds all of them.
-        first = self.cluster.size(self.cluster.gpu(holders[0][0][0]))
-        group: Group = tuple(Part(node, seats[0][0], 1) for node, seats in enumerate(holders))
-        if len(holders[0]) == 1 and self.shape.pp * self.shape.group <= first:
-            group = (Part(0, holders[0][0][0], len(holders)),)
+        node = self.cluster.size(self.cluster.gpu(holders[0][0][0]))
+        group = _group([(seats[0][0], 1) for seats in holders])
+        if len(holders[0]) == 1 and self.shape.pp * self.shape.group <= node:
+            group = _group([(holders[0][0][0], len(holders))])
         return self.links.collective(group, size, max(count for seats in holders for _, count in seats))
+
+
+def _group(seats: Sequence[tuple[str, int]], first_node: int = 0) -> Group:
+    return tuple(shapes.Part(node, name, count) for node, (name, count) in enumerate(seats, first_node))
 
 
 def tensor_group(seats: Seats, name: str, tp: int) -> Group:
     """The GPUs of a tensor-parallel group of a type, in one node where that holds so many."""
-    parts, missing = [], tp
-    for node, (gpu, count) in enumerate(sorted(seats, key=lambda seat: (seat[0] != name, -seat[1]))):
-        if taken := min(count, missing):
-            parts.append(Part(node, gpu, taken))
-        missing -= taken
-    return tuple(parts)
+    return shapes.first(_group(sorted(seats, key=lambda seat: (seat[0] != name, -seat[1]))), tp)
 
 
 def data_group(seats: Seats, tp: int, ranks: int) -> Group:
     """The first ``ranks`` GPUs of a data-parallel group: one of each tensor-parallel group."""
-    parts, missing, offset = [], ranks, 0
-    for node, (name, count) in enumerate(seats):
-        here = min((offset + count - 1) // tp - (offset - 1) // tp, missing)
-        if here > 0:
-            parts.append(Part(node, name, here))
-            missing -= here
-        offset += count
-    return tuple(parts)
+    return shapes.first(shapes.every(_group(seats), tp)[0], ranks)
 
 
 def ranges(values: np.ndarray) -> np.ndarray:

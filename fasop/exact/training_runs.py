@@ -11,10 +11,10 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from chakra_et.cost import gpus as gpu_table
 from chakra_et.files import read_bytes
@@ -27,6 +27,7 @@ from fasop.inputs.models import Model
 from fasop.plans.layout import Layout, uniform
 from fasop.plans.options import Again, Engine, Options, Precision, Recompute
 
+Made = TypeVar("Made")
 _ENGINES: dict[str, Engine] = {"Megatron-Bridge": "megatron", "torchtitan": "torchtitan"}
 _PRECISIONS: dict[str, Precision] = {
     **{"BF16": "mixed", "FP8": "fp8", "FP8-CS": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8"},
@@ -53,16 +54,11 @@ _STEPS = {
     **{"gpt3_xl": (3072, 24, 24, 50257), "gpt3_27": (2560, 32, 32, 50257), "opt_13": (2048, 24, 32, 50272)},
 }
 _LAYOUT = ("source", "gpu", "num_gpus", "precision", "model", "task", "mbs", "seq", "tp", "pp", "ep")
+_VTRAIN = "num_gpus gbs mbs hidden heads layers seq tp dp pp"
 _RECIPE = (
     *("recompute_modules", "cuda_graph_impl", "cuda_graph_scope", "moe_flex_dispatcher_backend"),
     "moe_a2a_overlap",
 )
-_NEEDED = {
-    "model": ("source", "gpu", "num_gpus", "precision", "model", "gbs", "mbs", "seq", "tp", "pp", "step_s"),
-    "mpt": ("gpu", "num_gpus", "precision", "gbs", "mbs", "seq", "recompute", "tokens_per_s_per_gpu"),
-    "vtrain": ("num_gpus", "gbs", "mbs", "hidden", "heads", "layers", "seq", "tp", "dp", "pp", "step_ms"),
-    "steps": ("device", "model", "mode", "seq", "batch", "parallelism", "num_gpus", "e2e_ms", "bwall_ms"),
-}
 
 
 class Run(NamedTuple):
@@ -138,28 +134,22 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PlanError(f"{path}: can't be read as CSV: {error}.") from None
     head = rows[0] if rows else {}
-    marks = {"mpt": "hfu_percent", "steps": "bwall_ms", "vtrain": "step_ms"}
-    kind = next((kind for kind, mark in marks.items() if mark in head), "model")
-    missing = [name for name in _NEEDED[kind] if not rows or name not in rows[0]]
-    if missing:
+    read, needed = _TABLES[next((mark for mark in _TABLES if mark in head), "step_s")]
+    if missing := [name for name in needed.split() if name not in head]:
         raise PlanError(
             f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's, or MPT's."
         )
-    readers: dict[str, Callable[[Mapping[str, str]], Run]] = {"mpt": _mpt, "steps": _step, "vtrain": _vtrain}
-    settings = read_yaml(models or path.with_name("models.yaml")) if kind == "model" else {}
+    settings = read_yaml(models or path.with_name("models.yaml")) if read is _published else {}
     found = []
     for number, row in enumerate(rows, 1):
         try:
-            if kind in readers:
-                found.append(readers[kind](row))
-            else:
-                found.append(_published(_with_recipe(row, rows), settings))
+            found.append(read(_with_recipe(row, rows), settings))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PlanError(f"{path}, row {number}: a value is missing or no number: {error}.") from None
     return found
 
 
-def _with_recipe(row: dict[str, str], rows: list[dict[str, str]]) -> dict[str, str]:
+def _with_recipe(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
     """A row whose recipe isn't stated, with that of the nearest release that ran the same, if one did."""
     same = [other for other in rows if other.get("settings") and _same(row) == _same(other)]
     if row.get("settings") or not same:
@@ -167,7 +157,7 @@ def _with_recipe(row: dict[str, str], rows: list[dict[str, str]]) -> dict[str, s
     number = float(row["release"][:5])
     nearest = min(same, key=lambda other: abs(float(other["release"][:5]) - number))
     taken = {name: nearest.get(name, "") for name in _RECIPE}
-    return row | taken | {"settings": f"those of {nearest['release']}"}
+    return {**row, **taken, "settings": f"those of {nearest['release']}"}
 
 
 def _same(row: Mapping[str, str]) -> tuple[str, ...]:
@@ -177,19 +167,13 @@ def _same(row: Mapping[str, str]) -> tuple[str, ...]:
 def _published(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
     name = f"{row['model']}, {row['num_gpus']} × {row['gpu']}, {row['precision']}"
     assumed: list[str] = []
-    seconds = float(row["step_s"])
-    layout: Layout | PlanError
-    options = Options()
-    try:
-        layout, options = _described(row, settings, assumed)
-    except PlanError as error:
-        layout = error
-    except (KeyError, ValueError) as error:
-        layout = PlanError(f"a column can't be read: {error}.")
+    found = _or_why(lambda: _described(row, settings, assumed))
+    layout: Layout | PlanError = found if isinstance(found, PlanError) else found[0]
+    options = Options() if isinstance(found, PlanError) else found[1]
     task = row.get("task") or "Pre-Training"
     group = "experts" if isinstance(layout, Layout) and layout.model.experts else "dense"
     group = row["source"].split()[0] + ", " + (group if task == "Pre-Training" else "fine-tuning")
-    return Run(name, group, layout, options, seconds, tuple(assumed), row)
+    return Run(name, group, layout, options, float(row["step_s"]), tuple(assumed), row)
 
 
 def _described(
@@ -243,7 +227,7 @@ def _described(
     return layout_of(model, gpu, gpus, count("mbs"), degrees, options.recompute, count("vp")), options
 
 
-def _mpt(row: Mapping[str, str]) -> Run:
+def _mpt(row: Mapping[str, str], _: object) -> Run:
     count, gbs, seq = int(row["num_gpus"]), int(row["gbs"]), int(row["seq"])
     name = f"MPT {row['model']}, {count} × {row['gpu']}, seq {seq}"
     seconds = gbs * seq / float(row["tokens_per_s_per_gpu"]) / count
@@ -266,7 +250,7 @@ def _mpt(row: Mapping[str, str]) -> Run:
     return Run(name, group, _or_why(made), options, seconds, (), row)
 
 
-def _step(row: Mapping[str, str]) -> Run:
+def _step(row: Mapping[str, str], _: object) -> Run:
     """A row of NeuSight's steps, in fp32 with eager attention; on one GPU its backward pass counts, as the
     forward pass waits for memory that was just given back."""
     ways, count, seq = row["parallelism"], int(row["num_gpus"]), int(row["seq"])
@@ -289,9 +273,9 @@ def _step(row: Mapping[str, str]) -> Run:
     return Run(name, group, _or_why(made), options, seconds, (), row, ways == "none")
 
 
-def _vtrain(row: Mapping[str, str]) -> Run:
+def _vtrain(row: Mapping[str, str], _: object) -> Run:
     """A row of vTrain's runs on a node of A100; fp16 and full recomputation are assumed."""
-    n = {name: int(row[name]) for name in _NEEDED["vtrain"][:-1]}
+    n = {name: int(row[name]) for name in _VTRAIN.split()}
     layout = tuple(n[degree] for degree in ("tp", "dp", "pp"))
 
     def made() -> Layout:
@@ -304,13 +288,15 @@ def _vtrain(row: Mapping[str, str]) -> Run:
     return Run(name, "vTrain, one node", _or_why(made), options, seconds, (), row, False, f"layout {layout}")
 
 
-def _or_why(made: Callable[[], Layout]) -> Layout | PlanError:
+def _or_why(made: Callable[[], Made]) -> Made | PlanError:
     try:
         return made()
     except PlanError as error:
         return error
     except KeyError as error:
         return PlanError(f"{error.args[0]} can't be planned.")
+    except ValueError as error:
+        return PlanError(f"a column can't be read: {error}.")
 
 
 def _gpu(text: str) -> str:
@@ -320,6 +306,15 @@ def _gpu(text: str) -> str:
     if found is None:
         raise PlanError(f"the GPU {text!r} isn't known.")
     return found
+
+
+# A column that only one kind of table has → what reads a row of it, and the columns that this needs.
+_TABLES: dict[str, tuple[Callable[[Mapping[str, str], Mapping[str, Any]], Run], str]] = {
+    "hfu_percent": (_mpt, "gpu num_gpus precision gbs mbs seq recompute tokens_per_s_per_gpu"),
+    "bwall_ms": (_step, "device model mode seq batch parallelism num_gpus e2e_ms bwall_ms"),
+    "step_ms": (_vtrain, f"{_VTRAIN} step_ms"),
+    "step_s": (_published, "source gpu num_gpus precision model gbs mbs seq tp pp step_s"),
+}
 
 
 def expressible(runs: list[Run]) -> Iterator[tuple[Run, Layout]]:

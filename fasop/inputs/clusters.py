@@ -29,9 +29,9 @@ class Gpu:
     latencies: seconds per message; shared_bus: the GPUs of a node share that bandwidth (PCIe) instead of
     having it each (NVSwitch); instance: the node's commercial name; like, speed: costs are those of GPU
     ``like`` ("": this name), divided by ``speed``; gpus_per_node: 0: the cluster's; gpu_bandwidth: bit/s
-    that one GPU sends to another node (0: all that its node can); zone: where the node is; reserved_gib: what
-    the framework and its communicators take of one GPU's memory; hosts: names of the nodes; queue, gres: what
-    Slurm calls their partition and this type of GPU.
+    that one GPU sends to another node (0: all that its node can); reserved_gib: what the framework and its
+    communicators take of one GPU's memory; hosts: names of the nodes; queue, gres: what Slurm calls their
+    partition and this type of GPU.
     """
 
     name: str
@@ -47,7 +47,6 @@ class Gpu:
     speed: kinds.Speed = 1.0
     gpus_per_node: kinds.NodeSize = 0
     gpu_bandwidth: kinds.BandwidthOrZero = 0.0
-    zone: str = ""
     reserved_gib: kinds.Reserved = 0.0
     hosts: tuple[kinds.Name, ...] = ()
     queue: str = ""
@@ -61,7 +60,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Link:
-    """What nodes of two GPU types, or in two zones, can exchange, where it is not what each can send.
+    """What nodes of two GPU types can exchange, where it is not what each can send.
 
     bandwidth: bit/s between two nodes; latency: seconds per message; points: (bytes
     of a message, bit/s), where the bandwidth depends on the size.
@@ -201,7 +200,7 @@ def check_gpus(degrees: str, cluster: Cluster, placement: Sequence[str], needed:
 GPU_KINDS = {key: kind for key, kind in kinds_of(Gpu).items() if key != "name"} | {
     "gpu_bandwidth": kinds.Bandwidth
 }
-LINK_KINDS = {"bandwidth": kinds.Bandwidth, "latency": kinds.Latency}
+LINK_KINDS = {key: kind for key, kind in kinds_of(Link).items() if key != "points"}
 
 
 def load_clusters(name_or_path: str) -> list[Cluster]:
@@ -282,18 +281,13 @@ def _counts(where: str, value: Any) -> range:
 def _links(where: str, entries: Any, gpus: list[Gpu]) -> tuple[Link, ...]:
     if not isinstance(entries, list):
         raise PlanError(f"{where}: links: give a list of links, each with 'between' and 'bandwidth'.")
-    known = sorted({gpu.name for gpu in gpus} | {gpu.zone for gpu in gpus if gpu.zone})
+    known = [gpu.name for gpu in gpus]
     found = []
     for index, entry in enumerate(entries):
         at = f"{where}: link {index}"
-        values = read_mapping(at, entry, ["between", *LINK_KINDS])
-        ends = values.pop("between", None)
-        named = isinstance(ends, list) and all(isinstance(end, str | int) for end in ends)
-        if not named or len(ends) != 2:
-            raise PlanError(f"{at}: between: give two GPU types or two zones, as [{known[0]}, {known[-1]}].")
-        one, two = map(str, ends)
-        for end in (one, two):
+        link = Link(**read_settings(at, entry, LINK_KINDS, ["between", "bandwidth"]))
+        for end in link.between:
             if end not in known:
-                raise PlanError(f"{at}: between: no GPU type or zone {end!r}: {nearest(end, known)}")
-        found.append(Link((one, two), **read_settings(at, values, LINK_KINDS, ["bandwidth"])))
+                raise PlanError(f"{at}: between: no GPU type {end!r}: {nearest(end, known)}")
+        found.append(link)
     return tuple(found)

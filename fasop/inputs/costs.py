@@ -29,7 +29,6 @@ from fasop.inputs.read_files import read_json
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "costs.json"
 FORMAT = 1
-MOST_GROWTH = 1e6  # of a micro-batch's time over that of one sequence
 
 Steps = list[tuple[kinds.FactorOrZero, list[kinds.Factor], kinds.FactorOrZero]]
 Growth = dict[str, dict[str, dict[str, Steps]]]
@@ -100,22 +99,7 @@ def read_costs(path: str | Path = PUBLISHED) -> CostFile:
                 raise PlanError(f"{where}: {len(values)} costs for {len(units)} units: give one of each.")
         if not min(cost for kind, cost in zip(units, entry.forward, strict=True) if kind == "T"):
             raise PlanError(f"{where}: forward: a layer takes 0 s: give what was measured.")
-    for name in ("growth", "growth_hpdc24"):
-        for model, gpus in (getattr(costs, name) or {}).items():
-            _check_growth(f"{path}: {name}: {model}", gpus)
     return costs
-
-
-def _check_growth(where: str, gpus: dict[str, dict[str, Steps]]) -> None:
-    """Factors that are each plausible can be too large together. Raises ``PlanError``."""
-    every = [(f"{where}, {gpu}, {kind}", each) for gpu, of in gpus.items() for kind, each in of.items()]
-    for place, step in [(place, step) for place, steps in every for step in steps]:
-        scale = growth_factor([step], max(1.0, step[0]))
-        if not 1 / MOST_GROWTH <= scale <= MOST_GROWTH:
-            raise PlanError(
-                f"{place}: from {step[0]:g} on the factors make {scale:g}: give {1 / MOST_GROWTH:g} to "
-                f"{MOST_GROWTH:g}."
-            )
 
 
 def growth_factor(steps: Steps, batch: float) -> float:

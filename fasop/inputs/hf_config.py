@@ -61,7 +61,6 @@ NAMES = {
     "num_experts": ("num_local_experts", "n_routed_experts"),
     "head_dim": ("d_kv",),
 }
-DEFAULTS = {"attention_bias": {"gpt_neox": True}}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -103,8 +102,7 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     kv = _get(config, "num_key_value_heads", heads)
     size = _get(config, "head_dim", h // heads)
     ffn, experts = _get(config, "intermediate_size", 4 * h), _get(config, "num_experts", 0)
-    on = DEFAULTS["attention_bias"].get(kind, False)
-    biases = family.biases + "".join(b for flag, b in family.flags if _get(config, flag, on))
+    biases = family.biases + "".join(b for flag, b in family.flags if _get(config, flag, kind == "gpt_neox"))
     gated = family.gated or "gated" in str(config.get("feed_forward_proj"))
     norm = h * (2 if family.layer_norm else 1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import reprlib
 import types
 import typing
@@ -18,16 +17,6 @@ from chakra_et.files import read_bytes
 from fasop.errors import PlanError, nearest
 
 Kind = TypeVar("Kind")
-# msgspec's words for what it found or expected.
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "a mapping",
-    "null": "nothing",
-}
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 _short.maxlong = 40
@@ -55,33 +44,12 @@ def read_json(path: str | Path, kind: type[Kind], what: str, remedy: str) -> Kin
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, PlanError):  # what a dataclass of the file says of its values
             raise PlanError(f"{path}: {error.__cause__}") from None
-        raise PlanError(f"{path}: {_invalid(str(error), data, kind) or f'not {what}: {remedy}'}.") from None
+        problem, _, place = str(error).partition(" - at `$")
+        if place := place.strip(".`"):
+            raise PlanError(f"{path}: {place}: {problem[0].lower()}{problem[1:]}.") from None
+        raise PlanError(f"{path}: not {what} ({problem}): {remedy}.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"{path}: not {what} ({error}): {remedy}.") from None
-
-
-def _invalid(message: str, data: bytes, kind: Any) -> str:
-    """msgspec's error as a sentence that shows the value; "" where the file as a whole is something else."""
-    problem, _, place = message.partition(" - at `$")
-    place = place.rstrip("`").lstrip(".")
-    problem = re.sub(r"`(\w+)`", lambda word: _WORDS.get(word[1], word[1]), problem)
-    problem = problem[0].lower() + problem[1:]
-    if missing := re.fullmatch(r"object missing required field (\w+)", problem):
-        return f"{place + ': ' if place else ''}lacks {missing[1]}"
-    if not place:
-        return ""
-    try:
-        value: Any = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        # Further on, the file is no JSON.
-        return f"{place}: {problem}"
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", place):
-        if index == "...":
-            # Any of a mapping's values: msgspec doesn't say which.
-            return f"{place}: {problem}"
-        value = value[name] if name else value[int(index)]
-        kind = kinds_of(_parts(kind)[0])[name] if name else get_args(_given(kind))[0]
-    return f"{place} is {shown(value)}: {_expected(value, kind) or problem}"
 
 
 def shown(value: Any) -> str:
@@ -160,15 +128,13 @@ def _expected(value: Any, kind: Any) -> str:
     """What to give instead; "" for a kind that a word or two don't describe."""
     base, meta = _parts(kind)
     if base is float:
-        unit = meta.description or "a number"
-        least = f"above {meta.gt:g}, at most" if meta.ge is None else f"between {meta.ge:g} and"
         example = f" ({meta.examples[0]})" if meta.examples else ""
-        return f"expected {unit} {least} {meta.le:g}{example}"
+        return f"expected {meta.description} between {meta.ge:g} and {meta.le:g}{example}"
     if base is int:
         return "give a whole number" + ("" if meta.ge is None else f" from {meta.ge} to {meta.le}")
     if base is Literal:
         return nearest(str(value), get_args(kind)).rstrip(".")
     if base is tuple and _parts(get_args(_given(kind))[0])[0] is str:
-        return "give a list of names"
+        return "give two names" if get_args(_given(kind))[-1] is str else "give a list of names"
     words = {bool: "true or false", str: "a name", list: "a list", tuple: "a list"}
     return f"give {words[base]}" if base in words else ""

@@ -13,7 +13,6 @@ from fasop.errors import PlanError
 from fasop.plans.plan import Plan
 
 Settings = dict[str, dict[str, Any]]
-FRAMEWORKS = ("megatron-bridge", "torchtitan", "deepspeed")
 _MIXED = {
     **{"mixed": "bf16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"},
     "nvfp4": "bf16_with_nvfp4_mixed",

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from chakra_et.et import file as et_file
 from chakra_et.et.node_attributes import texts
 from chakra_et.job.operators import Operators, Shape, operators_of
+from chakra_et.simulate.measured_steps import step_rows
 from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
 from fasop.inputs.models import Model
@@ -29,9 +30,7 @@ from fasop.profiling.measure import KindSeconds
 COMPUTE, DEVICE = ("operator", "runtime"), ("kernel", "memcpy", "memset")
 # Products, and where the factor that holds the weights is among their tensors.
 PRODUCTS = {"aten::mm": 1, "aten::addmm": 2, "aten::_addmm_activation": 2}
-PRODUCTS |= {"aten::bmm": 1, "aten::baddbmm": 2, "aten::_grouped_mm": 1}
 PADDED = 128  # Megatron pads a vocabulary to a multiple of 128 × tp rows; others pad less
-NAMED = 8  # products that a refusal lists
 
 Array = NDArray[Any]
 
@@ -55,22 +54,20 @@ class _Steps:
 
     began: µs when its operator began on the host, also for kernels, which may run much later. step: -1 before
     the first. forward, backward: whether it is of such a pass; what a step does after its last backward pass
-    (clipping, the optimizer) is of none. numbers: of the steps.
+    (clipping, the optimizer) is of none. names: of the steps.
     """
 
     def __init__(self, operators: Operators, path: Path) -> None:
         """Raises ``PlanError`` for a trace without steps or times."""
-        trace, names = operators.trace, operators.name
+        trace = operators.trace
         table, index = texts(trace, "kind")
         self.kinds = np.array([*table, ""])[index]
         start = trace.start_micros.astype(np.int64)
-        marks = np.flatnonzero((self.kinds == "annotation") & np.char.startswith(names, "ProfilerStep#"))
+        self.names, marks = step_rows(trace)
         if not len(marks) or not start.any():
             raise PlanError(
                 f"{path}: no ProfilerStep or no start times in it: convert without --no-timestamps."
             )
-        marks = marks[np.argsort(start[marks], kind="stable")]
-        self.numbers = [names[row].removeprefix("ProfilerStep#") for row in marks.tolist()]
         operator = trace.column("rf_id")
         of_host = (operator > 0) & ~np.isin(self.kinds, DEVICE)
         ids, place = np.unique(operator, return_inverse=True)
@@ -95,14 +92,14 @@ class _Steps:
         lookups: nodes that look up a micro-batch's tokens, one per forward pass. Raises ``PlanError`` where a
         forward pass isn't followed by its own backward pass.
         """
-        for at, name in enumerate(self.numbers):
+        for at, name in enumerate(self.names):
             begins = np.sort(self.began[lookups[self.step[lookups] == at]])
             own = np.sort(self.began[self.backward & (self.step == at)])
             before = np.searchsorted(own, begins)
             followed = int((np.diff(np.append(before, len(own))) > 0).sum())
             if followed != len(begins) or (len(own) and (not len(begins) or before[0] > 0)):
                 raise PlanError(
-                    f"{path}: step {name} looks tokens up {len(begins)} times, of which {followed} are "
+                    f"{path}: {name} looks tokens up {len(begins)} times, of which {followed} are "
                     "followed by a backward pass: give steps in which each forward pass has its backward "
                     "pass before the next (encoder-decoders and several pipeline stages can't be told apart)."
                 )
@@ -116,15 +113,15 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
     Raises ``PlanError``, also for a trace of another model, tensor-parallel degree or micro-batch, and for
     ranks of several runs.
     """
-    if model.encoder_layers is not None:
+    if model.encoder_layers is not None or model.experts:
         raise PlanError(
-            f"model {model.name}: costs of an encoder-decoder can't be taken from traces, as its two "
-            "halves can't be told apart: give a decoder-only or encoder-only model."
+            f"model {model.name}: costs of an encoder-decoder, or of layers with experts, can't be taken "
+            "from traces: give a decoder-only or encoder-only model without experts."
         )
     sums = np.zeros((2, 3))
     micro_batches = unattributed = total = 0.0
-    ranks: dict[int, Path] = {}
-    worlds: dict[int, Path] = {}
+    ranks: set[int] = set()
+    worlds: set[int] = set()
     notes: dict[str, None] = {}
     for path in paths:
         trace = et_file.read(path)
@@ -132,15 +129,10 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
         rank, world = trace.metadata_int("rank"), trace.metadata_int("world_size")
         if rank is None or world is None:
             raise PlanError(f"{path}: its rank or world size is not in it: convert the traces again.")
-        if worlds and world not in worlds:
-            ((one, first),) = worlds.items()
-            raise PlanError(
-                f"{first} is of a run of {one} ranks, {path} of one of {world}: give ranks of one run."
-            )
-        worlds.setdefault(world, path)
-        if rank in ranks:
-            raise PlanError(f"{ranks[rank]} and {path} are both rank {rank}: give each rank of one run once.")
-        ranks[rank] = path
+        worlds.add(world)
+        if rank in ranks or len(worlds) > 1:
+            raise PlanError(f"{path}: rank {rank} of {world}: give each rank of one run once.")
+        ranks.add(rank)
         steps = _Steps(operators, path)
         rows, count, own_notes = _checked(model, operators, steps, path, tp, mbs)
         notes.update(dict.fromkeys(own_notes))
@@ -151,11 +143,11 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
         for phase, within in enumerate((steps.forward, steps.backward)):
             weights = seconds * (counts & within)
             sums[phase] += np.bincount(unit, weights, minlength=3) / count
-        per_step = seconds / len(steps.numbers)
+        per_step = seconds / len(steps.names)
         unattributed += per_step[counts & ~steps.forward & ~steps.backward].sum()
         total += per_step[counts].sum()
-        micro_batches += count / len(steps.numbers) / len(paths)
-    if ranks and len(paths) < (world := min(worlds)):
+        micro_batches += count / len(steps.names) / len(paths)
+    if len(paths) < (world := min(worlds)):
         notes[f"{len(paths)} of the run's {world} ranks are given, and taken for all."] = None
     forward, backward = (KindSeconds(*row.tolist()) for row in sums)
     return Attributed(forward, backward, micro_batches, float(unattributed), float(total), tuple(notes))
@@ -196,57 +188,37 @@ def _checked(
         raise PlanError(f"{own}: its micro-batches have {batch} sequences: give --mbs {batch}.")
     number = steps.passes(np.array([row for row, found in tables.items() if found[:2] == table[:2]]), path)
     count = int(number.max()) + 1
-    products: list[Counter[Shape]] = [Counter() for _ in range(count)]
+    products: Counter[Shape] = Counter()
     for row, found in shapes.items():
         at = PRODUCTS.get(operators.name[row], len(found))
         # Of attention's products neither side is as wide as the model.
-        if number[row] >= 0 and at < len(found) and model.hidden in found[at][-2:]:
-            products[number[row]][found[at]] += 1
+        if number[row] >= 0 and at < len(found) and len(found[at]) == 2 and hidden in found[at]:
+            products[found[at]] += 1
     notes = [f"{padding} rows of its embedding are taken as padding of the vocabulary."] if padding else []
-    for at, of_pass in enumerate(products):
-        notes += _check_products(model, of_pass, rows, tp, f"{own}, micro-batch {at + 1} of {count}")
-    unseen = "tied, causal, heads and kv_heads" + ", top_k and the experts of this rank" * bool(model.experts)
-    return rows, count, [*notes, f"Not checked, as shapes of weights don't show them: {unseen}."]
-
-
-def _check_products(model: Model, products: Counter[Shape], rows: int, tp: int, where: str) -> list[str]:
-    """Whether a forward pass multiplies by as many weights as the model has on a rank."""
-    h, ffn = model.hidden, model.ffn_width
-    if not products[h, rows]:
+    if not products[hidden, rows]:
         raise PlanError(
-            f"{where}: no head in it (no product with its {rows} words): this rank holds a part of a "
+            f"{own}: no head in it (no product with its {rows} words): this rank holds a part of a "
             "pipeline; give traces of a run with one pipeline stage."
         )
     # Fewer heads of keys than ranks: each rank has one.
     kv = max((model.kv_heads or model.heads) // tp, 1) * model.head_width
-    expected = 2 * h * (model.width // tp + kv)
-    layers = {size: times for size, times in products.items() if size != (h, rows)}
-    if model.experts:
-        # Experts may be split or whole, and how many run depends on the tokens.
-        widths = {scale * width for width in (ffn // tp, ffn) for scale in ((1, 2) if model.gated else (1,))}
-        of_experts = {size for size in layers if set(size[-2:]) & widths and len(size) + layers[size] > 2}
-        of_experts -= {(h, kv), (h, model.width // tp), (model.width // tp, h)}
-        if not of_experts:
-            raise PlanError(f"{where}: no experts of width {ffn} in it: give the model it is of.")
-        layers = {size: times for size, times in layers.items() if size not in of_experts}
-        expected += h * model.experts
-    else:
-        expected += h * ffn // tp * (3 if model.gated else 2)
-    found = sum(math.prod(size[-2:]) * times for size, times in layers.items() if len(size) == 2)
+    feed = model.ffn_width // tp * (3 if model.gated else 2)
+    expected = model.layers * hidden * (2 * (model.width // tp + kv) + feed)
+    weights = sum(math.prod(size) * times for size, times in products.items() if size != (hidden, rows))
     # A pooler, and the transform before a BERT's head, are hidden × hidden.
-    more = found - model.layers * expected
-    if more in (h * h, 2 * h * h) and not (model.experts or model.causal):
-        return [f"Products that are of no layer are counted to the layers: {more // h**2} of {h}x{h}."]
-    if more:
-        listed = sorted(products.items(), key=lambda item: -item[1])[:NAMED]
-        sizes = ", ".join(f"{times} of {'x'.join(map(str, size))}" for size, times in listed)
+    extra, rest = divmod(weights - count * expected, count * hidden**2)
+    if rest or extra not in ((0,) if model.causal else (0, 1, 2)):
         raise PlanError(
-            f"{where}: its layers multiply by {found} weights, those of the model by "
-            f"{model.layers * expected} on each of {tp} tensor-parallel ranks (products in it: {sizes}): "
-            "give the model it is of (layers, kv_heads, ffn, gated, experts), and its --tp; compiled layers "
-            "can't be told apart."
+            f"{own}: its layers multiply by {weights // count} weights, those of the model by {expected} "
+            f"on each of {tp} tensor-parallel ranks: give the model it is of (layers, kv_heads, ffn, gated), "
+            "and its --tp; compiled layers can't be told apart."
         )
-    return []
+    if extra:
+        notes.append(
+            f"Products that are of no layer are counted to the layers: {extra} of {hidden}x{hidden}."
+        )
+    unseen = "Not checked, as shapes of weights don't show them: tied, causal, heads and kv_heads."
+    return rows, count, [*notes, unseen]
 
 
 def _unit(operators: Operators, rows: int) -> Array:

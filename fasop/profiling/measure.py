@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
@@ -63,8 +61,11 @@ def measured(
 
     if runs.device == "cuda" and not torch.cuda.is_available():
         raise PlanError("--device cuda: PyTorch sees no GPU here; give --device cpu.")
-    if model.encoder_layers is not None:
-        raise PlanError(f"model {model.name}: only decoder-only and encoder-only models can be measured.")
+    if model.encoder_layers is not None or model.experts or model.kv_rank:
+        raise PlanError(
+            f"model {model.name}: only decoder-only and encoder-only models can be measured, without experts "
+            "and latent attention."
+        )
     for degree in degrees:
         if model.heads % degree:
             fit = ", ".join(map(str, divisors(model.heads)))
@@ -87,7 +88,8 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, 
     import torch
     from torch import nn
 
-    h, width = model.hidden, (model.d_kv or model.hidden // model.heads) * model.heads // tp
+    h, size, ffn = model.hidden, model.head_width, model.ffn_width // tp
+    heads, kv = model.heads // tp, max((model.kv_heads or model.heads) // tp, 1)
     device, dtype = torch.device(runs.device), getattr(torch, runs.dtype)
 
     norm = functools.partial(nn.LayerNorm, h, device=device, dtype=dtype)
@@ -99,16 +101,18 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, 
         def __init__(self) -> None:
             super().__init__()
             self.before, self.between = norm(), norm()
-            self.qkv, self.out = linear(h, 3 * width), linear(width, h)
-            self.up, self.down = linear(h, 4 * h // tp), linear(4 * h // tp, h)
+            self.qkv, self.out = linear(h, (heads + 2 * kv) * size), linear(heads * size, h)
+            self.up, self.down = linear(h, ffn * (2 if model.gated else 1)), linear(ffn, h)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            shape = (*x.shape[:2], model.heads // tp, -1)
-            q, k, v = (part.view(shape).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, -1))
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(mixed.transpose(1, 2).reshape(*x.shape[:2], width))
-            x = x + self.down(nn.functional.gelu(self.up(self.between(x)), approximate="tanh"))
-            return x
+            both = self.qkv(self.before(x)).unflatten(-1, (-1, size)).transpose(1, 2)
+            q, k, v = both.split((heads, kv, kv), 1)
+            k, v = (each if kv == heads else each.repeat_interleave(heads // kv, 1) for each in (k, v))
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=model.causal)
+            x = x + self.out(mixed.transpose(1, 2).flatten(2))
+            up, *gate = self.up(self.between(x)).split(ffn, -1)
+            up = nn.functional.silu(gate[0]) * up if gate else nn.functional.gelu(up, approximate="tanh")
+            return x + self.down(up)
 
     vocab = -(-model.vocab // tp)
     tokens = torch.randint(0, vocab, (mbs, model.seq), device=device)
@@ -118,12 +122,16 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, 
     x = torch.randn(mbs, model.seq, h, device=device, dtype=dtype, requires_grad=True)
     at = torch.arange(model.seq, device=device)
 
-    def loss() -> torch.Tensor:
+    def loss(_: None) -> torch.Tensor:
         logits = head(last_norm(x)).float().view(-1, vocab)
         entropy: torch.Tensor = nn.functional.cross_entropy(logits, tokens.view(-1))
         return entropy
 
-    times = [_median(run, runs) for run in (lambda: words(tokens) + places(at), lambda: layer(x), loss)]
+    def backward(output: torch.Tensor) -> None:
+        torch.autograd.backward(output, torch.ones_like(output))
+
+    units: tuple[Callable[[Any], Any], ...] = (lambda _: words(tokens) + places(at), lambda _: layer(x), loss)
+    times = [_medians(runs, forward, backward) for forward in units]
     passes = KindSeconds(*(each[0] for each in times)), KindSeconds(*(each[1] for each in times))
     held = [sum(p.numel() for p in each.parameters()) for each in (words, places, layer, last_norm, head)]
     fixed, each = _update([p.shape for p in layer.parameters()], runs)
@@ -141,12 +149,7 @@ def _update(shapes: list[torch.Size], runs: Runs) -> tuple[float, float]:
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         adam = torch.optim.AdamW(weights)
-        times = []
-        for _ in range(runs.warmup + runs.repeat):
-            begin = _now(runs)
-            adam.step()
-            times.append(_now(runs) - begin)
-        found.append(statistics.median(times[runs.warmup :]))
+        found += _medians(runs, lambda _, step=adam.step: step())
     count = sum(shape.numel() for shape in shapes)
     each = max(found[1] - found[0], 0.0) / 2 / count
     return max(found[0] - each * count, 0.0), each
@@ -160,18 +163,18 @@ def _now(runs: Runs) -> float:
     return time.perf_counter()
 
 
-def _median(run: Callable[[], torch.Tensor], runs: Runs) -> tuple[float, float]:
-    import torch
-
+def _medians(runs: Runs, *parts: Callable[[Any], Any]) -> list[float]:
+    """Median seconds of parts that run one after the other, each with what the one before it returned."""
     times = []
     for _ in range(runs.warmup + runs.repeat):
-        begin = _now(runs)
-        output = run()
-        middle = _now(runs)
-        torch.autograd.backward(output, torch.ones_like(output))
-        times.append((middle - begin, _now(runs) - middle))
-    forward, backward = map(statistics.median, zip(*times[runs.warmup :], strict=True))
-    return forward, backward
+        value: Any = None
+        marks = [_now(runs)]
+        for part in parts:
+            value = part(value)
+            marks.append(_now(runs))
+        times.append(np.diff(marks))
+    medians: list[float] = np.median(times[runs.warmup :], axis=0).tolist()
+    return medians
 
 
 def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> KindSeconds:
@@ -192,20 +195,11 @@ def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[floa
     known = seconds > 0
     if not known.any():
         raise ValueError("every stage took 0 seconds: nothing can be fitted")
-    matrix, seconds = matrix[known], seconds[known]
-    return KindSeconds(*_non_negative(matrix / seconds[:, None]).tolist())
-
-
-def _non_negative(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The x ≥ 0 for which |matrix · x − 1| is least, found by trying which of the three are 0."""
-    best, least = np.zeros(matrix.shape[1]), np.inf
-    columns = range(matrix.shape[1])
-    for size in columns:
-        for chosen in itertools.combinations(columns, size + 1):
-            found = np.linalg.lstsq(matrix[:, chosen], np.ones(len(matrix)), rcond=None)[0]
-            x = np.zeros(matrix.shape[1])
-            x[list(chosen)] = found
-            error = float(((matrix @ x - 1) ** 2).sum())
-            if found.min() >= 0 and error < least - 1e-12:
-                best, least = x, error
-    return best
+    matrix = matrix[known] / seconds[known, None]
+    kept = np.ones(3, dtype=bool)
+    while True:
+        found = np.zeros(3)
+        found[kept] = np.linalg.lstsq(matrix[:, kept], np.ones(len(matrix)), rcond=None)[0]
+        if found.min() >= 0:
+            return KindSeconds(*found.tolist())
+        kept[found.argmin()] = False  # the others are fitted without it

@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 BATCH, LENGTH, VOCABULARY = 2, 32, 1000
-MICRO_BATCHES = {"gpt2": 1, "gpt2-accumulated": 4, "llama": 1, "mixtral": 1, "bert": 1}
+MICRO_BATCHES = {"gpt2": 1, "gpt2-accumulated": 4, "llama": 1, "bert": 1}
 
 
 def model_of(name: str) -> Any:
@@ -24,8 +24,6 @@ def model_of(name: str) -> Any:
         return t.GPT2LMHeadModel(t.GPT2Config(**config, bos_token_id=0, eos_token_id=0))
     if name == "llama":
         return t.LlamaForCausalLM(t.LlamaConfig(**grouped, attn_implementation="eager"))
-    if name == "mixtral":
-        return t.MixtralForCausalLM(t.MixtralConfig(**grouped, num_local_experts=4, num_experts_per_tok=2))
     return t.BertForMaskedLM(t.BertConfig(**sizes, intermediate_size=256, max_position_embeddings=64))
 
 

@@ -207,25 +207,14 @@ def test_a_cost_file_comes_back_as_written(tmp_path: Path) -> None:
         ({"format": 9}, "costs of format 9: this program reads format 1"),
         ({"models": {}}, "an entry is for model 'small', whose shape is not under 'models'"),
         ({"entries": [{**ENTRY, "forward": [1]}]}, "1 costs for 6 units"),
-        ({"entries": [{**ENTRY, "tp": 0}]}, "entries[0].tp is 0: give a whole number from 1 to 10000000"),
-        (
-            {"entries": [{**ENTRY, "forward": [2e4] * 6}]},
-            "forward[0] is 20000.0: expected seconds per unit",
-        ),
-        ({"entries": 3}, "entries is 3: give a list"),
+        ({"entries": [{**ENTRY, "tp": 0}]}, "entries[0].tp: expected `int` >= 1"),
+        ({"entries": [{**ENTRY, "forward": [2e4] * 6}]}, "entries[0].forward[0]: expected `float` <= 10000"),
+        ({"entries": 3}, "entries: expected `array`, got `int`"),
         ({"entries": [{**ENTRY, "forward": [0] * 6}]}, "a layer takes 0 s: give what was measured"),
-        (
-            {"entries": [{**ENTRY, "backward": [1e300] * 6}]},
-            "backward[0] is 1e+300: expected seconds",
-        ),
-        ({"entries": [{**ENTRY, "backward": [1e9] * 6}]}, "backward[0] is 1000000000.0: expected seconds"),
-        ({"entries": [{**ENTRY, "update": [1e300] * 6}]}, "update[0] is 1e+300"),
-        ({"growth": {"small": {"X": {"T": [[1, [0], 0]]}}}}, "expected a number > 0"),
-        ({"growth": {"small": {"X": {"T": [[1, [-2.0], 0]]}}}}, "expected a number > 0"),
-        (
-            {"growth": {"small": {"X": {"T": [[1, [1e6] * 9, 0]]}}}},
-            "T: from 1 on the factors make 1e+54",
-        ),
+        ({"entries": [{**ENTRY, "backward": [1e9] * 6}]}, "entries[0].backward[0]: expected `float` <= 1"),
+        ({"entries": [{**ENTRY, "update": [1e300] * 6}]}, "entries[0].update[0]: expected `float` <= 1"),
+        ({"growth": {"small": {"X": {"T": [[1, [0], 0]]}}}}, "expected `float` > 0"),
+        ({"growth": {"small": {"X": {"T": [[1, [-2.0], 0]]}}}}, "expected `float` > 0"),
     ],
 )
 def test_a_cost_file_with_a_bad_setting(tmp_path: Path, change: dict, sentence: str) -> None:
@@ -253,15 +242,15 @@ clusters:
     gpus_per_node: 8
     gpus:
       H100: {nodes: 4, memory_gib: 76, price_per_hour: 98, inter_bandwidth: 3200e9,
-             intra_bandwidth: 3600e9, zone: east}
+             intra_bandwidth: 3600e9}
       A100: {nodes: 2, gpus_per_node: 4, memory_gib: 39, price_per_hour: 16, inter_bandwidth: 400e9,
-             intra_bandwidth: 1840e9, zone: west, hosts: [left, right]}
+             intra_bandwidth: 1840e9, hosts: [left, right]}
     links:
-      - {between: [east, west], bandwidth: 5e9, latency: 0.03}
+      - {between: [A100, H100], bandwidth: 5e9, latency: 0.03}
 """
 
 
-def test_nodes_of_several_sizes_links_and_zones(tmp_path: Path) -> None:
+def test_nodes_of_several_sizes_and_links(tmp_path: Path) -> None:
     path = tmp_path / "mixed.yaml"
     path.write_text(UNEVEN, encoding="utf-8")
     (cluster,) = load_clusters(str(path))
@@ -280,8 +269,8 @@ def test_nodes_of_several_sizes_links_and_zones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("link", "sentence"),
     [
-        ("{between: [L4], bandwidth: 1e9}", "give two GPU types or two zones"),
-        ("{between: [L4, V9], bandwidth: 1e9}", "no GPU type or zone 'V9'"),
+        ("{between: [L4], bandwidth: 1e9}", "between: ['L4']: give two names"),
+        ("{between: [L4, V9], bandwidth: 1e9}", "no GPU type 'V9'"),
         ("{between: [L4, L4]}", "lacks bandwidth"),
         ("{between: [L4, L4], bandwidth: 5}", "expected bit/s between"),
     ],

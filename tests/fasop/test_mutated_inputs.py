@@ -59,7 +59,7 @@ def documents(folder: Path) -> dict[str, Any]:
     clusters = yaml.safe_load(CLUSTERS.read_text(encoding="utf-8"))["clusters"]
     mine = copy.deepcopy(clusters["nodes-of-4"])
     mine["gpus"]["A10"]["nodes"] = 2
-    mine["gpus"]["A100"] |= {"zone": "x", "reserved_gib": 1.0}
+    mine["gpus"]["A100"] |= {"reserved_gib": 1.0}
     mine["gpus"]["A100"] |= {"hosts": ["left"], "queue": "all", "inter_latency": 1e-5, "speed": 1.1}
     mine["links"] = [
         {"between": ["A100", "A10"], "bandwidth": 10e9, "latency": 1e-4},

@@ -17,8 +17,9 @@ from chakra_et.et.columns import Strings
 from fasop.__main__ import main
 from fasop.errors import PlanError
 from fasop.inputs.costs import read_costs
-from fasop.inputs.models import find_model
+from fasop.inputs.models import Model, find_model
 from fasop.profiling.from_traces import attribute
+from fasop.profiling.measure import Runs, measured
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "fixtures" / "captures" / "torch-2.13"
@@ -65,6 +66,26 @@ def test_costs_of_this_cpu_can_be_planned_with(tmp_path: Path, models: str) -> N
     )
     plan = ["plan", "--model", "tiny", "--models-file", models, "--cluster", str(tmp_path / "cluster.yaml")]
     assert main([*plan, "--costs", file]) == 0
+
+
+def test_layers_with_few_heads_of_keys_and_a_gate_were_measured_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    shapes = set()
+
+    class Linear(torch.nn.Linear):  # type: ignore[misc]
+        def __init__(self, rows: int, columns: int, **settings: object) -> None:
+            shapes.add((rows, columns))
+            super().__init__(rows, columns, **settings)
+
+    monkeypatch.setattr(torch.nn, "Linear", Linear)
+    model = Model("tiny", 64, 32, 1, 1000, 4, 8, kv_heads=2, ffn=96, gated=True)
+    measured(model, (1, 2), (1,), Runs("cpu", "float32", 0, 1))
+    assert shapes == {(64, 128), (64, 64), (64, 192), (96, 64), (64, 1000), *((64, 64), (32, 64), (64, 96)),
+                      *((48, 64), (64, 500))}  # fmt: skip
+    with pytest.raises(PlanError, match="without experts"):
+        measured(replace(model, experts=4), (1,), (1,), Runs("cpu", "float32"))
 
 
 def test_what_can_not_be_measured(models: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,9 +155,9 @@ def test_traces_without_times_or_of_another_converter_are_refused(
         ("wide_heads", "those of the model by 65536"),
         ("grouped", "those of the model by 45056"),
         ("gated", "those of the model by 40960"),
-        ("gated_wide", "(products in it: 1 of 64x192, 1 of 64x64, 1 of 64x256, 1 of 256x64"),
-        ("routed", "multiply by"),
-        ("two_halves", "costs of an encoder-decoder can't be taken from traces"),
+        ("gated_wide", "those of the model by 65536"),
+        ("routed", "or of layers with experts, can't be taken"),
+        ("two_halves", "costs of an encoder-decoder, or"),
         ("too_padded", "1000 rows on each of 1 tensor-parallel ranks, the model's vocabulary 872"),
         ("captured", "its micro-batches have 2 sequences: give --mbs 2"),
     ],
@@ -179,9 +200,9 @@ def test_ranks_of_several_runs_are_refused(trace: Path, models: str, tmp_path: P
     a, b, c = (tmp_path / f"{name}.et" for name in "abc")
     assert not any("ranks are given" in note for note in attribute(model, [a, b], mbs=2).notes)
     assert "1 of the run's 2 ranks are given, and taken for all." in attribute(model, [b], mbs=2).notes
-    with pytest.raises(PlanError, match="a.et is of a run of 2 ranks, .*c.et of one of 4"):
+    with pytest.raises(PlanError, match="c.et: rank 1 of 4: give each rank of one run once"):
         attribute(model, [a, c], mbs=2)
-    with pytest.raises(PlanError, match="are both rank 1"):
+    with pytest.raises(PlanError, match="b.et: rank 1 of 2: give each rank"):
         attribute(model, [b, b], mbs=2)
 
 
