@@ -164,12 +164,13 @@ class Compute:
             rows, note = self._other_degree(source, gpu, degrees, tp, batch, mbs)
             notes.append(note)
         ratios = np.array(work_ratios(shape, model))
-        least = [
-            np.array(other_depth(shape, tuple(row), model)) * ratios
-            for row in _of_kernels(source, gpu, tp, batch, rows)
-        ]
-        forward, backward, *rest = (np.array(other_depth(shape, tuple(row), model)) * ratios for row in rows)
-        update = np.array(other_depth(shape, tuple(rows[2]), model)) if rest else None
+
+        def of_model(row: np.ndarray) -> np.ndarray:
+            return np.array(other_depth(shape, tuple(row), model))
+
+        least = [of_model(row) * ratios for row in _of_kernels(source, gpu, tp, batch, rows)]
+        forward, backward = (of_model(row) * ratios for row in rows[:2])
+        update = of_model(rows[2]) if len(rows) > 2 else None
         # The scores' share of a layer's multiply-adds: 4s against 24h + 4s per token and channel.
         share = 4 * model.seq / (24 * model.hidden + 4 * model.seq)
         scores = forward * share * np.array([kind in "TD" for kind in model.kinds])

@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,8 @@ def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
         lines.append(f"Its step: {_shares(first, message_time(first))}.")
         lines.append(f"Its memory: {_memory(first)}.")
         lines.append(expected_error(set(gpus), first.model, first.options))
-    alike = sum(_goal(plan, objective) <= (1 + MEAN_ERROR) * _goal(first, objective) for plan in plans)
+    goal = attrgetter("price_per_step" if objective == "cost" else "step_time")
+    alike = sum(goal(plan) <= (1 + MEAN_ERROR) * goal(first) for plan in plans)
     if exact and objective != "pareto" and alike > 1:
         lines.append(
             f"Plans 1 to {alike} are within {MEAN_ERROR:.0%} of each other, the mean error of predictions "
@@ -176,10 +178,6 @@ def faster_flags(plan: Plan) -> list[str]:
     if best > WORTH * base:
         return []
     return [f"With {' '.join(flags)} the same layout would take {best:.4f} s ({best / base - 1:+.0%})."]
-
-
-def _goal(plan: Plan, objective: str) -> float:
-    return plan.price_per_step if objective == "cost" else plan.step_time
 
 
 def stages(plan: Plan) -> list[str]:
