@@ -35,7 +35,7 @@ Thing = TypeVar("Thing")
 
 
 def sharing(thing: Thing, *own: str) -> Thing:
-    """A copy that shares the results of all ``memo`` methods but ``own``, those found later too."""
+    """A copy that shares cached results with the original, now and later, but not those of ``own``."""
     results: dict[str, Any] = thing.__dict__
     for name, method in vars(type(thing)).items():
         if hasattr(method, "__wrapped__"):

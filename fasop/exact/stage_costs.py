@@ -49,7 +49,7 @@ class StageCosts:
         self.by_size: dict[object, dict[object, object]] = {}  # what searches derive from the tables
 
     def of(self, shape: Shape) -> StageCosts:
-        """The same tables for a shape with another number of stages, of which both have several, or one."""
+        """The same tables for another number of pipeline stages; both numbers are 1, or both above 1."""
         made = sharing(self, "boundaries", "embedding_sync")
         made.shape = shape
         return made

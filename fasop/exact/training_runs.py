@@ -318,7 +318,7 @@ _TABLES: dict[str, tuple[Callable[[Mapping[str, str], Mapping[str, Any]], Run], 
 
 
 def expressible(runs: list[Run]) -> Iterator[tuple[Run, Layout]]:
-    """The rows that can be predicted."""
+    """The rows that can be predicted, each with its layout."""
     for run in runs:
         if isinstance(run.layout, Layout):
             yield run, run.layout

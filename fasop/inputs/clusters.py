@@ -165,7 +165,7 @@ def of_gpus(name: str, count: int) -> Cluster:
 
 
 def check_gpu(where: str, gpu: Gpu, nodes: int) -> None:
-    """What the settings of one type of GPU must be to each other. Raises ``PlanError``."""
+    """Whether the settings of a GPU type fit each other. Raises ``PlanError``."""
     if gpu.reserved_gib >= gpu.memory_gib:
         raise PlanError(
             f"{where}: reserved_gib is {gpu.reserved_gib:g}, which leaves nothing of memory_gib "
