@@ -7,6 +7,7 @@ Every line is written in one piece, because the ranks of a node share a file.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -24,7 +25,7 @@ from megatron.core import parallel_state
 
 from megatron_lm.settings import Settings
 from megatron_lm.settings.conf import FOLDER
-from utils.training.metrics import Published
+from utils.training.metrics import publisher
 
 if TYPE_CHECKING:
     from megatron_lm.engine.optimizer import Stepped
@@ -96,15 +97,16 @@ class Log:
         self._skipped = self._nan = 0
         self._losses: list[float] = []
         self._logged_memory = False
+        self._closing = contextlib.ExitStack()
         if self.is_last:
             folder = FOLDER / settings.log_dir / os.environ.get("RUN_ID", "")
             values = dataclasses.asdict(settings)
-            self._published = Published(settings.report_to, folder, f"megatron-{settings.model}", values)
+            name = f"megatron-{settings.model}"
+            self._publish = publisher(settings.report_to, folder, name, values, self._closing)
 
     def close(self, status: int) -> None:
         """After the last iteration."""
-        if self.is_last:
-            self._published.close(status)
+        self._closing.__exit__(SystemExit if status else None, None, None)
 
     def before_training(self) -> None:
         """Write the precision that is used, once per node, and when training starts."""
@@ -142,7 +144,7 @@ class Log:
             )
             figures = {"loss": loss, "learning_rate": learning_rate, "loss_scale": loss_scale}
             figures |= {"step_seconds": milliseconds / 1000, "grad_norm": stepped.norm or math.nan}
-            self._published.write(number, figures)
+            self._publish(number, figures)
         if not self._logged_memory and learning_rate > 0:
             self._logged_memory = True
             if parallel_state.get_data_parallel_rank() == 0:

@@ -33,8 +33,9 @@ class Metrics:
         self._failed = False
         if not active:
             return
-        self._publish = _publisher(config, self._closing)
-        self._file = self._closing.enter_context(_continued(Path(config.save_dir, LOG_FILE), first_step))
+        folder, name = Path(config.save_dir), f"{config.family}-{config.model_name}"
+        self._publish = publisher(config.report_to, folder, name, dataclasses.asdict(config), self._closing)
+        self._file = self._closing.enter_context(_continued(folder / LOG_FILE, first_step))
 
     def __enter__(self) -> Metrics:
         return self
@@ -98,9 +99,11 @@ def _continued(path: Path, first_step: int) -> Any:
     return path.open("ab", buffering=0)
 
 
-def _publisher(config: TrainConfig, closing: contextlib.ExitStack) -> Callable[[int, dict[str, float]], None]:
-    """What sends the figures of a step where --report-to says, until ``closing`` ends."""
-    target, folder = config.report_to, Path(config.save_dir)
+def publisher(
+    target: str, folder: Path, name: str, values: dict[str, Any], closing: contextlib.ExitStack
+) -> Callable[[int, dict[str, float]], None]:
+    """What sends the figures of a step to TensorBoard, in ``folder``, or to wandb, until ``closing`` ends; to
+    neither for another ``target``. Raises ValueError if the package or service isn't available."""
     try:
         if target == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
@@ -108,8 +111,6 @@ def _publisher(config: TrainConfig, closing: contextlib.ExitStack) -> Callable[[
             import wandb
     except ImportError:
         raise ValueError(f"--report-to {target} needs the {target} package: pip install it") from None
-    if target == "none":
-        return lambda step, figures: None
     if target == "tensorboard":
         writer = closing.enter_context(SummaryWriter(log_dir=str(folder / "tensorboard")))
 
@@ -118,7 +119,8 @@ def _publisher(config: TrainConfig, closing: contextlib.ExitStack) -> Callable[[
                 writer.add_scalar(name, value, step)
 
         return add
-    name, values = f"{config.family}-{config.model_name}", dataclasses.asdict(config)
+    if target != "wandb":
+        return lambda step, figures: None
     try:
         run = wandb.init(project="mosim-llms", name=name, dir=str(folder), config=values)
     except wandb.errors.Error as error:
