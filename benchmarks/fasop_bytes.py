@@ -57,14 +57,13 @@ def digests() -> dict[str, str]:
     with tempfile.TemporaryDirectory() as scratch:
         for model, cluster in SIMULATED:
             plans = Path(scratch) / "plans.json"
-            plans.write_bytes(fasop("plan", "--model", model, "--cluster", cluster, "--json"))
             for schedule in ("1f1b", "interleaved"):
+                more = ["--interleave"] if schedule == "interleaved" else []
+                plans.write_bytes(fasop("plan", "--model", model, "--cluster", cluster, *more, "--json"))
                 folder = Path(scratch) / cluster / schedule
                 folder.mkdir(parents=True)
-                ask = ["simulate", str(plans), "--schedule", schedule, "--output", str(folder), "--et"]
-                ask.append("--no-bundle")
-                note(f"{cluster}/{schedule}.txt", fasop(*ask, "--picture", str(folder / "plan.svg")))
-                fasop(*ask, "--picture", str(folder / "plan.html"))
+                ask = ["simulate", str(plans), "--output", str(folder), "--et", "--no-bundle"]
+                note(f"{cluster}/{schedule}.txt", fasop(*ask, "--picture", str(folder / "plan.html")))
                 for path in sorted(folder.iterdir()):
                     note(f"{cluster}/{schedule}/{path.name}", path.read_bytes())
             if model == "gpt2-xl":

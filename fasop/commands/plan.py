@@ -240,6 +240,10 @@ def _hpdc24(
     costs = published_costs(cost_files, model)
     sharded = config.zero == 1
     kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, config.all)
+    if not kept:
+        from fasop.search.search import no_plan
+
+        raise PlanError(no_plan(model, clusters, config.goal))
     rows = []
     if config.csv:
         rows = [csv_row(row, clusters[row.cluster], config.steps_of(1)) for row in kept]

@@ -1,8 +1,7 @@
 """``python -m fasop simulate PLAN``: one step of a plan, as a picture and as .et files.
 
 python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het --json > plans.json
-python -m fasop simulate plans.json --picture out.html
-python -m fasop simulate plans.json --rank 2 --schedule interleaved --virtual-stages 2 --picture out.html
+python -m fasop simulate plans.json --rank 1 --picture out.html
 python -m fasop simulate plans.json --et --output planned
 """
 
@@ -12,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -21,7 +19,6 @@ from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
 from fasop.commands import flag
 from fasop.plans.plan import Plan, pick_plan, plans_json
 from fasop.schedule import events as events_
-from fasop.schedule import interleaved
 from fasop.schedule.events import Event
 
 KINDS = {
@@ -43,10 +40,6 @@ class Config:
 
     plan: str = flag("file that 'plan --json' printed", positional=True)
     rank: int = flag("which of its plans, the first is 1", 1)
-    schedule: Literal["planned", "1f1b", "interleaved"] = flag(
-        "interleaved: several chunks of layers per stage", "planned"
-    )
-    virtual_stages: int = flag("chunks per stage of --schedule interleaved", 2)
     picture: str = flag("page to write, .html", "")
     et: bool = flag("write an .et file for every rank, and a folder for ASTRA-sim", False)
     bundle: bool = flag("with --et: the folder that ASTRA-sim runs", True)
@@ -64,18 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         Config, argv, prog="python -m fasop simulate", description="Simulate one step of a plan."
     )
-    planned = plan = pick_plan(config.plan, config.rank)
-    if config.schedule == "1f1b" and plan.virtual_stages > 1:
-        plan = events_.with_chunks(plan, 1)
-    elif config.schedule == "interleaved":
-        interleaved.check(plan.pp, plan.micro_batches, config.virtual_stages, plan.layers)
-        plan = events_.with_chunks(plan, config.virtual_stages)
+    plan = pick_plan(config.plan, config.rank)
     found = events_.of_plan(plan)
     schedule = "1f1b" if plan.virtual_stages == 1 else f"interleaved, {plan.virtual_stages} chunks per stage"
-    lines = _summary(planned, plan, found, schedule)
+    whole, drawn = events_.step_time(found), picture(plan, found)
+    lines = [
+        f"{plan.title}, {schedule}",
+        f"simulated step {whole:.4f} s; planned with {plan.cost_model} {plan.step_time:.4f} s "
+        f"({whole / plan.step_time - 1:+.2%})",
+        *(f"  {label}: {idle}" for label, idle in drawn.lanes),
+    ]
     if config.picture:
-        title = f"{plan.title}, {schedule}: {events_.step_time(found):.4f} s per step"
-        files.write_text(Path(config.picture), schedule_page(title, [picture(plan, found)]))
+        title = f"{plan.title}, {schedule}: {whole:.4f} s per step"
+        files.write_text(Path(config.picture), schedule_page(title, [drawn]))
         lines.append(f"picture: {config.picture}")
     if config.et:
         from fasop.output import traces
@@ -108,19 +102,6 @@ def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
     except TraceError as error:
         return [f"no folder for ASTRA-sim: {error}"]
     return [*(f"note: {note}" for note in notes), f"ASTRA-sim: {path / 'run.sh'}"]
-
-
-def _summary(planned: Plan, plan: Plan, found: list[Event], schedule: str) -> list[str]:
-    whole = events_.step_time(found)
-    lines = [
-        f"{plan.title}, {schedule}",
-        f"simulated step {whole:.4f} s; planned with {plan.cost_model} {planned.step_time:.4f} s "
-        f"({whole / planned.step_time - 1:+.2%})",
-    ]
-    for stage, idle in enumerate(events_.bubbles(plan, found)):
-        what = f"{plan.stage_gpu[stage]}, {plan.partition[stage]} units"
-        lines.append(f"  stage {stage} ({what}): {idle:.1%} bubble")
-    return lines
 
 
 def picture(plan: Plan, events: list[Event]) -> Picture:

@@ -6,7 +6,7 @@ done to a row never depends on another. Rank = t + tp·d + tp·dp·stage, its no
 
 from __future__ import annotations
 
-from collections import deque
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -186,57 +186,41 @@ def simulate(compute: np.ndarray, first: np.ndarray, last: np.ndarray, micro_bat
     forward = np.ascontiguousarray((compute / 3).T)
     backward = np.ascontiguousarray((2 * compute / 3).T)
     warm = [min(stages - 1 - i, m) for i in range(stages)]
-    # Ends of forwards F, backwards B, their sends f and b, by stage and micro-batch.
-    ends: dict[tuple[str, int, int], np.ndarray] = {}
 
     def before(i: int, j: int) -> np.ndarray:
         """The end of what stage i computes before its B_j."""
         ahead = j + warm[i]
-        return ends["F", i, min(ahead, m - 1)] if ahead < m or not j else ends["B", i, j - 1]
+        return end("F", i, min(ahead, m - 1)) if ahead < m or not j else end("B", i, j - 1)
 
-    def run(kind: str, i: int, j: int) -> None:
-        """Raises ``KeyError`` where what it waits for is not known yet."""
+    @functools.cache
+    def end(kind: str, i: int, j: int) -> np.ndarray:
+        """When stage i has ended forward F or backward B of micro-batch j, or its send f or b."""
         if kind == "F":
-            start = ends["f", i, j - 1] if j else np.zeros(rows)
-            if j > warm[i]:
-                start = ends["b", i, j - warm[i] - 1]
-            if i:
-                start = np.maximum(start, ends["f", i - 1, j])
-            end = ends["F", i, j] = start + forward[i]
+            start = np.zeros(rows)
+            if j:
+                start = end("b", i, j - warm[i] - 1) if j > warm[i] else end("f", i, j - 1)
+            return (np.maximum(start, end("f", i - 1, j)) if i else start) + forward[i]
+        if kind == "f":
+            done = end("F", i, j)
             if i + 1 < stages and 1 <= j < warm[i + 1]:
-                end = np.maximum(end, ends["F", i + 1, j - 1])
-            ends["f", i, j] = end + first if i == 0 else end
-        elif kind == "B":
+                done = np.maximum(done, end("F", i + 1, j - 1))
+            return done + first if i == 0 else done
+        if kind == "B":
             start = before(i, j)
             if i and j + warm[i] < m:
-                start = ends["f", i, j + warm[i]]
+                start = end("f", i, j + warm[i])
             elif i and j:
-                start = np.maximum(start, ends["b", i, j - 1])
+                start = np.maximum(start, end("b", i, j - 1))
             if i + 1 < stages:
-                start = np.maximum(start, ends["b", i + 1, j])
-            ends["B", i, j] = start + backward[i]
-            if i == 0:
-                ends["b", i, j] = ends["B", i, j]
-        else:
-            end = np.maximum(ends["B", i, j], before(i - 1, j))
-            ends["b", i, j] = end + last if i + 1 == stages else end
+                start = np.maximum(start, end("b", i + 1, j))
+            return start + backward[i]
+        if i == 0:
+            return end("B", i, j)
+        done = np.maximum(end("B", i, j), before(i - 1, j))
+        return done + last if i + 1 == stages else done
 
-    programs = []
-    for i in range(stages):
-        program = deque(("F", j) for j in range(warm[i]))
-        for j in range(m):
-            if j + warm[i] < m:
-                program.append(("F", j + warm[i]))
-            program.append(("B", j))
-            if i:
-                program.append(("b", j))
-        programs.append(program)
-    while any(programs):
-        for i, program in enumerate(programs):
-            while program:
-                try:
-                    run(program[0][0], i, program[0][1])
-                except KeyError:
-                    break
-                program.popleft()
-    return np.stack([ends["B", i, m - 1] for i in range(stages)], axis=1)
+    # In this order few calls wait for each other.
+    for j in range(m):
+        for i in range(stages):
+            end("F", i, j)
+    return np.stack([end("B", i, m - 1) for i in range(stages)], axis=1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from fasop.errors import PlanError, nearest
+from fasop.errors import PlanError
 from fasop.inputs import kinds
 from fasop.inputs.clusters import Cluster, check_gpu, check_gpus, check_nodes
 from fasop.inputs.models import Model
@@ -192,69 +192,67 @@ def pick_plan(path: str, rank: int) -> Plan:
 
 def _check(where: str, plan: Plan) -> None:
     """A file edited by hand must still be one plan. Raises ``PlanError``."""
+    for is_wrong, sentence in _mistakes(where, plan):
+        if is_wrong:
+            raise PlanError(f"{where}: {sentence}.")
+
+
+def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
+    """Whether something is wrong, and what; what comes later needs all before it to be right."""
+    pp, cluster, model = plan.pp, plan.cluster, plan.model
     optional = ("update", "parts", "choices")
     needed = ("partition", "stage_gpu", "stage_forward", "stage_backward", "dp_allreduce", "stage_memory")
     for name in (*needed, "stage_cap", *optional):
         count = len(getattr(plan, name))
-        if count != plan.pp and (count or name not in optional):
-            raise PlanError(f"{where}: {name} has {count} values for {plan.pp} stages.")
-    if len(plan.p2p) != plan.pp - 1:
-        raise PlanError(f"{where}: p2p has {len(plan.p2p)} values for {plan.pp - 1} boundaries.")
-    if sum(plan.partition) != len(plan.model.units):
-        units = len(plan.model.units)
-        raise PlanError(f"{where}: partition has {sum(plan.partition)} units, {plan.model.name} has {units}.")
-    cluster, in_cluster = plan.cluster, f"{where}: cluster"
-    if len(cluster.nodes) != len(cluster.gpus):
-        raise PlanError(
-            f"{in_cluster}: {len(cluster.nodes)} counts of nodes for {len(cluster.gpus)} GPU types."
-        )
-    if len({gpu.name for gpu in cluster.gpus}) != len(cluster.gpus):
-        raise PlanError(f"{in_cluster}: a GPU type is there twice: give each once.")
-    for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True):
-        check_gpu(f"{in_cluster}: GPU {gpu.name}", gpu, count)
-    check_nodes(f"{where}: placement", plan.cluster, plan.placement)
-    check_gpus(f"{where}: tp × dp × pp", plan.cluster, plan.placement, plan.tp * plan.dp * plan.pp)
-    if plan.hosts and (
-        len(set(plan.hosts)) != len(plan.placement)
-        or not set(zip(plan.hosts, plan.placement, strict=False)) <= set(plan.cluster.hosts())
-    ):
-        raise PlanError(
-            f"{where}: hosts: give one node of the cluster per node of the placement, or leave hosts out."
-        )
+        yield count != pp and (count or name not in optional), f"{name} has {count} values for {pp} stages"
+    yield len(plan.p2p) != pp - 1, f"p2p has {len(plan.p2p)} values for {pp - 1} boundaries"
+    held, units = sum(plan.partition), len(model.units)
+    yield held != units, f"partition has {held} units, {model.name} has {units}"
+    types, counts = len(cluster.gpus), len(cluster.nodes)
+    yield counts != types, f"cluster: {counts} counts of nodes for {types} GPU types"
+    names = {gpu.name for gpu in cluster.gpus}
+    yield len(names) != types, "cluster: a GPU type is there twice: give each once"
+    for gpu, nodes in zip(cluster.gpus, cluster.nodes, strict=True):
+        check_gpu(f"{where}: cluster: GPU {gpu.name}", gpu, nodes)
+    check_nodes(f"{where}: placement", cluster, plan.placement)
+    check_gpus(f"{where}: tp × dp × pp", cluster, plan.placement, plan.tp * plan.dp * pp)
+    pairs = set(zip(plan.hosts, plan.placement, strict=False))
+    is_whole = len(set(plan.hosts)) == len(plan.placement) and pairs <= set(cluster.hosts())
+    yield (
+        plan.hosts and not is_whole,
+        "hosts: give one node of the cluster per node of the placement, or leave hosts out",
+    )
     used = set(plan.placement)
-    if strange := [name for name in plan.stage_gpu if not set(name.split("+")) <= used]:
-        raise PlanError(
-            f"{where}: stage_gpu: no {strange[0]!r} in the placement: {nearest(strange[0], used)}"
-        )
-    model = plan.model
-    if plan.micro_batches * plan.dp * plan.mbs != model.global_batch:
-        raise PlanError(
-            f"{where}: dp {plan.dp} × mbs {plan.mbs} × micro_batches {plan.micro_batches} is not the global "
-            f"batch, {model.global_batch}."
-        )
+    for name in plan.stage_gpu:
+        yield not set(name.split("+")) <= used, f"stage_gpu: no {name!r} in the placement"
+    yield (
+        plan.micro_batches * plan.dp * plan.mbs != model.global_batch,
+        f"dp {plan.dp} × mbs {plan.mbs} × micro_batches {plan.micro_batches} is not the global batch, "
+        f"{model.global_batch}",
+    )
     for tp in (plan.tp, *(choice.tp for choice in plan.choices)):
         check_heads(where, model, tp)
-    if math.gcd(model.experts or 1, plan.dp) % plan.ep:
-        raise PlanError(
-            f"{where}: ep is {plan.ep}: give a divisor of dp {plan.dp} and of the {model.experts} experts."
-            if model.experts
-            else f"{where}: ep is {plan.ep}: give 1, as {model.name} has no experts."
-        )
-    if plan.virtual_stages > 1 and (plan.pp == 1 or plan.virtual_stages > min(plan.layers)):
-        raise PlanError(
-            f"{where}: virtual_stages is {plan.virtual_stages}: give at most {max(1, min(plan.layers))}, the "
-            "layers of the smallest stage, and 1 without a pipeline."
-        )
+    experts = f"a divisor of dp {plan.dp} and of the {model.experts} experts"
+    remedy = experts if model.experts else f"1, as {model.name} has no experts"
+    yield math.gcd(model.experts or 1, plan.dp) % plan.ep, f"ep is {plan.ep}: give {remedy}"
+    chunks, most = plan.virtual_stages, max(1, min(plan.layers))
+    yield (
+        chunks > most or chunks > 1 and (pp == 1 or plan.micro_batches % pp),
+        f"virtual_stages is {chunks}: give at most {most}, the layers of the smallest stage, and 1 without a "
+        "pipeline, or where micro_batches is no multiple of pp",
+    )
+    gpus, sequences = plan.tp * plan.dp, plan.dp * plan.mbs
     for choice in plan.choices:
-        gpus, sequences = plan.tp * plan.dp, plan.dp * plan.mbs
-        if not choice.shares or not {name for name, _ in choice.shares} <= set(plan.placement):
-            raise PlanError(f"{where}: choices: shares: give the sequences of each GPU type of the stage.")
-        even = len(choice.shares) == 1
-        if gpus % choice.tp or (even and choice.shares[0][1] * (gpus // choice.tp) != sequences):
-            raise PlanError(
-                f"{where}: choices: tp {choice.tp} and its shares don't divide the {gpus} GPUs of a stage "
-                f"and its {sequences} sequences."
-            )
+        yield (
+            not choice.shares or not {name for name, _ in choice.shares} <= used,
+            "choices: shares: give the sequences of each GPU type of the stage",
+        )
+        replicas, is_even = gpus // choice.tp, len(choice.shares) == 1
+        yield (
+            gpus % choice.tp or (is_even and choice.shares[0][1] * replicas != sequences),
+            f"choices: tp {choice.tp} and its shares don't divide the {gpus} GPUs of a stage and its "
+            f"{sequences} sequences",
+        )
 
 
 def check_heads(where: str, model: Model, tp: int) -> None:

@@ -1,19 +1,19 @@
 """One step of a plan as events: what every pipeline stage does when, and what each event waits for.
 
-Computations and messages are those of the plan's schedule, ``one_f_one_b`` or ``interleaved``. After them
+Computations and messages are those of the plan's schedule, ``one_f_one_b`` or interleaved. After them
 come the reduction of gradients, the sum of the embedding's copies, and the optimizer; the last of them ends
 at the plan's step time.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fasop.errors import PlanError
 from fasop.plans.plan import Plan
-from fasop.schedule import interleaved, one_f_one_b
+from fasop.schedule import one_f_one_b
 from fasop.schedule.one_f_one_b import Task
 
 Kind = Literal["forward", "backward", "send", "receive", "reduction", "embedding", "update", "gather"]
@@ -44,10 +44,10 @@ class Event:
 
 
 def of_plan(plan: Plan) -> list[Event]:
-    """All events of one step by stage and start, of a plan as it is. Raises ``PlanError``."""
+    """All events of one step by stage and start, of a plan."""
     if plan.virtual_stages > 1:
-        tasks = interleaved.tasks(plan.pp, plan.micro_batches, plan.virtual_stages)
-        ends = interleaved.run(*chunk_seconds(plan), [*plan.p2p, plan.wrap], plan.micro_batches)
+        tasks = interleaved_tasks(plan.pp, plan.micro_batches, plan.virtual_stages)
+        ends = interleaved_ends(*chunk_seconds(plan), [*plan.p2p, plan.wrap], plan.micro_batches)
     else:
         tasks = one_f_one_b.tasks(plan.pp, plan.micro_batches)
         passes = list(plan.stage_forward), list(plan.stage_backward)
@@ -63,17 +63,8 @@ def of_plan(plan: Plan) -> list[Event]:
 
 
 def with_chunks(plan: Plan, chunks: int) -> Plan:
-    """The plan in another schedule, with its new times. Raises ``PlanError`` where that can't be run."""
-    if chunks > 1 and plan.model.encoder_layers is not None:
-        raise PlanError(f"{plan.model.name}: no interleaved schedule for a model with encoder and decoder.")
-    if chunks > 1:
-        interleaved.check(plan.pp, plan.micro_batches, chunks, plan.layers)
-    other = replace(
-        plan,
-        virtual_stages=chunks,
-        wrap=plan.wrap or max(plan.p2p, default=0.0),
-        notes=(*plan.notes, *([] if plan.parts or chunks == 1 else ["chunks share a stage's time evenly"])),
-    )
+    """The plan with so many chunks of layers per stage, and its new times."""
+    other = replace(plan, virtual_stages=chunks)
     found = of_plan(other)
     ends, buckets = [0.0] * plan.pp, [0.0] * plan.pp
     for event in found:
@@ -96,8 +87,9 @@ def layer_seconds(plan: Plan, stage: int) -> tuple[float, float]:
 
 
 def chunk_layers(plan: Plan, stage: int) -> tuple[int, ...]:
-    """Layers of each chunk of a stage."""
-    return interleaved.chunk_layers(plan.layers[stage], plan.virtual_stages)
+    """Layers of each chunk of a stage, as even as whole layers allow."""
+    each, more = divmod(plan.layers[stage], plan.virtual_stages)
+    return tuple(each + (chunk < more) for chunk in range(plan.virtual_stages))
 
 
 def chunk_seconds(plan: Plan) -> tuple[list[list[float]], list[list[float]]]:
@@ -203,3 +195,83 @@ def bubbles(plan: Plan, events: list[Event]) -> list[float]:
                 until = max(until, event.end)
         idle.append(1 - busy / whole)
     return idle
+
+
+def interleaved_ends(
+    forward: list[list[float]], backward: list[list[float]], links: list[float], micro_batches: int
+) -> list[float]:
+    """When each of ``interleaved_tasks`` ends, in seconds.
+
+    forward, backward: seconds [stage][chunk] per micro-batch; links: per message from each stage to the next,
+    the last one's to the first.
+    """
+    stages, chunks = len(forward), len(forward[0])
+    ends: list[float] = []
+    for task in interleaved_tasks(stages, micro_batches, chunks):
+        if task.is_message:
+            # Gradients go over the link of the stage that they come to.
+            seconds = links[task.stage if task.is_forward else task.peer]
+        else:
+            seconds = (forward if task.is_forward else backward)[task.stage][task.chunk]
+        ends.append(max((ends[wait] for wait in task.waits), default=0.0) + seconds)
+    return ends
+
+
+@functools.lru_cache(maxsize=16)
+def interleaved_tasks(stages: int, m: int, chunks: int) -> list[Task]:
+    """All tasks of a step, each after all that it waits for, in Megatron-LM's interleaved schedule (Narayanan
+    et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2.2).
+
+    Messages are sent beside computation; those from one stage to another follow each other over the link.
+    """
+    programs = [_program(stage, stages, m, chunks) for stage in range(stages)]
+    found: list[Task] = []
+    at = [0] * stages
+    last: dict[int | tuple[int, int], int] = {}  # the last task of each stage, and over each link
+    came: dict[tuple[int, bool, int, int], int] = {}  # the message with a computation's input
+    while any(at[stage] < len(programs[stage]) for stage in range(stages)):
+        before = list(at)
+        for stage in range(stages):
+            while at[stage] < len(programs[stage]):
+                is_forward, chunk, j = programs[stage][at[stage]]
+                here = (stage, is_forward, chunk, j)
+                # The first computation of all, and the first to go back, wait for no message.
+                source = (0, 0) if is_forward else (stages - 1, chunks - 1)
+                if here not in came and (stage, chunk) != source:
+                    break
+                waits = tuple(known for known in (last.get(stage), came.get(here)) if known is not None)
+                last[stage] = len(found)
+                found.append(Task(stage, -1, j, is_forward, waits, chunk))
+                at[stage] += 1
+                # The output goes to the next stage, or to the next chunk on the first one.
+                onward, peer = divmod(chunk * stages + stage + (1 if is_forward else -1), stages)
+                if 0 <= onward < chunks:
+                    link = last.get((stage, peer))
+                    waits = (len(found) - 1, *(() if link is None else (link,)))
+                    last[stage, peer] = came[peer, is_forward, onward, j] = len(found)
+                    found.append(Task(stage, peer, j, is_forward, waits, chunk))
+        assert at != before, "the schedule waits for itself"
+    return found
+
+
+def warm_up(stage: int, stages: int, chunks: int) -> int:
+    """Chunks that a stage computes forwards before its first backward."""
+    return (stages - stage - 1) * 2 + (chunks - 1) * stages
+
+
+def _program(stage: int, stages: int, m: int, chunks: int) -> list[tuple[bool, int, int]]:
+    """(is forward, chunk, micro-batch) in the order in which a stage computes them."""
+    total = m * chunks
+    warm = min(warm_up(stage, stages, chunks), total)
+
+    def forward(k: int) -> tuple[bool, int, int]:
+        return True, k % (stages * chunks) // stages, k // (stages * chunks) * stages + k % stages
+
+    def backward(k: int) -> tuple[bool, int, int]:
+        _, chunk, j = forward(k)
+        return False, chunks - 1 - chunk, j
+
+    order = [forward(k) for k in range(warm)]
+    for k in range(total - warm):
+        order += [forward(warm + k), backward(k)]
+    return order + [backward(k) for k in range(total - warm, total)]

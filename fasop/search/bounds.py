@@ -11,14 +11,12 @@ GPU type takes at least ``slow`` seconds for a second of it, and as many stages 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from fasop.exact.passes import Passes
 from fasop.exact.stage_costs import StageCosts
-from fasop.memo import memo
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Shape
 
 Type = tuple[float, int]  # seconds of some work on a GPU type, and its GPUs
@@ -38,85 +36,51 @@ class _Speeds(NamedTuple):
     layer: list[Type]
 
 
-class _Stages(NamedTuple):
-    """through: seconds of a micro-batch through all stages and back, at least; slowest: of the slowest
-    stage's passes; busiest: those that are left of the busiest stage, messages not counted.
-    """
-
-    through: float
-    slowest: float
-    busiest: float
-
-
 class Bounds:
     """Of the shapes of one model on one cluster."""
 
-    def __init__(self, passes: Passes, tables: Callable[[Shape], StageCosts]) -> None:
-        self.passes, self.tables = passes, tables
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
         self.model, self.options = passes.model, passes.options
         self.cluster = passes.links.cluster
         self._known_speeds: dict[tuple[int, ...], _Speeds | None] = {}
 
-    def rough(self, shape: Shape) -> float:
-        """Of computation alone."""
-        if self._speeds(shape) is None:
-            return 0.0
-        stages = self._stages(shape)
-        m = self.model.global_batch // shape.batch
-        return max(m * stages.slowest, stages.through + stages.busiest) if stages else math.inf
-
     def lower(self, shape: Shape) -> float:
-        """With messages and the embedding's copies."""
-        stages = self._stages(shape)
-        if stages is None:
-            return self.rough(shape)
-        messages, each, embedding = self._communication(shape)
-        m = self.model.global_batch // shape.batch
-        return embedding + max(
-            m * (stages.slowest + each), stages.through + 2 * messages + self.busiest(shape)
-        )
-
-    @memo
-    def _stages(self, shape: Shape) -> _Stages | None:
-        """None where there are too few GPUs, or a type of them can't make a stage alone."""
+        """Of a whole step; inf where the shape has no plan. 0 where a GPU type alone can't make a stage: a
+        mixed one may still be faster than any other, and nothing is known.
+        """
         speeds, pp = self._speeds(shape), shape.pp
         if speeds is None:
-            return None
+            return 0.0
         slow, slow_any, layers = (
             _fastest_first(types, shape) for types in (speeds.slow, speeds.slow_any, speeds.layer)
         )
-        work = speeds.layers + speeds.others
+        work, m = speeds.layers + speeds.others, self.model.global_batch // shape.batch
         if not math.isfinite(work) or sum(count for _, count in slow) < pp - 1e-9:
-            return None
+            return math.inf
+        messages, each, embedding = self._communication(shape)
         slowest = max(
             speeds.layers / sum(count / seconds for seconds, count in slow),
             work / sum(count / seconds for seconds, count in slow_any),
         )
         # Of each stage, for how many micro-batches' passes it has work left behind the first.
-        rest, busiest = self.model.global_batch // shape.batch - 1, 0.0
-        weights = [rest - min(pp - 1 - stage, rest) * speeds.ahead for stage in range(pp)]
+        weights = [m - 1 - min(pp - 1 - stage, m - 1) * speeds.ahead for stage in range(pp)]
+        busiest = (m - 1) * each * min(pp - 1, 2)
         if weights[-1] > 0:
             paces = _along(slow, pp)
-            busiest = speeds.layers / sum(pace / weight for pace, weight in zip(paces, weights, strict=True))
+            left = speeds.layers / sum(pace / weight for pace, weight in zip(paces, weights, strict=True))
+            busiest = max(busiest, left)
         # All stages but those with the embedding and the head alone have a layer, also on slow GPUs.
         missing, held, through = max(pp - 2.0, 0.0), 0.0, speeds.others
         for seconds, count in layers:
             some = min(count, missing)
             missing, held, through = missing - some, held + some, through + some * seconds
         through += max(self.model.layers - held, 0.0) * layers[0][0]
-        return _Stages(max(work, through), slowest, busiest)
+        return embedding + max(m * (slowest + each), max(work, through) + 2 * messages + busiest)
 
-    def busiest(self, shape: Shape) -> float:
-        """Of what is left of the busiest stage behind the first micro-batch, its messages included."""
-        stages, (_, each, _) = self._stages(shape), self._communication(shape)
-        if stages is None:
-            return 0.0
-        return max(stages.busiest, (self.model.global_batch // shape.batch - 1) * each * min(shape.pp - 1, 2))
-
-    @memo
     def _communication(self, shape: Shape) -> tuple[float, float, float]:
         """Seconds of one message over every boundary, of the shortest one, and of the embedding's copies."""
-        tables = self.tables(shape)
+        tables = StageCosts(self.passes, shape)
         sizes = [self.cluster.size(gpu) for gpu in self.cluster.gpus]
         # A stage over parts of two nodes shares its messages among more links than one in whole nodes.
         parts = any(size % shape.group and shape.group % size for size in sizes)
@@ -137,9 +101,7 @@ class Bounds:
         return messages, each, embedding
 
     def _speeds(self, shape: Shape) -> _Speeds | None:
-        """None where a GPU type alone can't make a stage: a mixed stage may still be faster than any
-        other's, and nothing is known.
-        """
+        """None where a GPU type alone can't make a stage."""
         ranks = shape.dp if self.options.zero >= 2 or shape.ep > 1 else 1
         per_stage = self.options.per_stage
         key = (*((shape.group, shape.batch) if per_stage else (shape.tp, shape.mbs)), shape.ep, ranks)

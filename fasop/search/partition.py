@@ -21,15 +21,14 @@ import numpy as np
 
 from fasop.exact.stage_costs import StageCosts
 from fasop.inputs.clusters import Cluster
-from fasop.memo import memo
 from fasop.plans.shapes import INSIDE, Block, Seats, Shape
 from fasop.search.dynamic_program import INF, SLACK, DynamicProgram
-from fasop.search.node_counts import NodeCounts, distinct
+from fasop.search.node_counts import NodeCounts
 
 DRAWS = 64  # assignments near the best
 SPREAD, WIDER = 0.002, 0.03  # of the objective: noise of a random choice, and bounds above the best
 TIGHTER = 4  # single bounds that are tried before intervals are divided: few shapes have any below a limit
-GUESSES, LARGEST = (1, 1.03, 1.06, 1.1, 1.2, 1.4, 1.7, 2), 1e300  # of bounds that are tried first
+LARGEST = 1e300  # of bounds
 EVEN = 0.05  # of a mean stage: how much longer one at the bound counts there, so that even ones are drawn
 
 
@@ -59,11 +58,9 @@ def placed(
 class Search:
     """The best assignment of one shape on one cluster."""
 
-    def __init__(self, costs: StageCosts, counts: NodeCounts, fit: bool = True, guess: float = 0.0) -> None:
-        """``fit`` False: as if every GPU had memory without end; guess: seconds that the maximum of the best
-        may not be far above, to begin with.
-        """
-        self.costs, self.guess = costs, guess
+    def __init__(self, costs: StageCosts, counts: NodeCounts, fit: bool = True) -> None:
+        """``fit`` False: as if every GPU had memory without end."""
+        self.costs = costs
         self.program = DynamicProgram(costs, counts, fit)
         self.blocks = counts.blocks
         self.stages, self.m = costs.shape.pp, costs.micro_batches
@@ -102,37 +99,23 @@ class Search:
         The sum never grows with the bound: between two bounds it is at least that of the upper one.
         """
         best: tuple[float, float | None] = (limit, None)
-        if limit < INF:
-            most, least = limit, 0.0
-            for _ in range(TIGHTER):
-                # With the sum under the largest bound, no bound from here on is below the limit.
-                most = limit - least
-                (least,) = self.program.sums(np.array([most]), first)
-                if least == INF:
-                    return best
-            tried, sums = np.array([most]), np.array([least])
-        else:
-            (least,) = self.program.sums(np.array([LARGEST]), first)
+        most, least = LARGEST, 0.0
+        for _ in range(TIGHTER if limit < INF else 1):
+            # With the sum under the largest bound, no bound from here on is below the limit.
+            most = min(limit - least, LARGEST)
+            least = float(self.program.sums(np.array([most]), first)[0])
             if least == INF:
                 return best
-            tried = self.guess * np.array(GUESSES)
-            sums = self.program.sums(tried, first)
-            most = float((tried + sums).min() - least)
         # The program takes what is within rounding above a bound, too.
         bounds = self._bounds(float(np.nextafter(most * SLACK, INF)))
         if not len(bounds):
             return best
         # Up to the next bound the sums are the same.
-        below_most = tried <= most
-        before = bounds.searchsorted(tried[below_most] * SLACK, side="right") - 1
-        known = dict(zip(before.tolist(), sums[below_most].tolist(), strict=True))
-        known.pop(-1, None)
-        for index, below in known.items():
-            if below + bounds[index] < best[0]:
-                best = float(below + bounds[index]), float(bounds[index])
+        last = int(bounds.searchsorted(most * SLACK, side="right")) - 1
+        if last >= 0 and least + bounds[last] < best[0]:
+            best = float(least + bounds[last]), float(bounds[last])
         # Intervals (a, b) of bounds still to be searched, with the sums at both ends.
-        ends = [(-1, INF), *known.items(), (len(bounds), float(least))]
-        pending = _intervals(ends)
+        pending = _intervals([(-1, INF), *([(last, least)] if last >= 0 else []), (len(bounds), least)])
         while pending:
             a, b, above, below = pending.pop()
             # Bounds above this one can't be better, whatever their sum.
@@ -168,7 +151,8 @@ class Search:
             after = times if stage + 1 < self.stages else {0.0}
             sums = (self.m - 1) * np.array(sorted({a + b for a in before for b in after}))
             for seats in {seats for block in self.blocks for seats in block.stages}:
-                load = self._loads(seats, self.program.in_flight(stage))
+                load = self.program.load(seats, self.program.in_flight(stage))
+                load = np.unique(load[np.isfinite(load)])
                 here = (load[:, None] + sums[None]).ravel()
                 values.append(here[here < limit])
         bounds = np.sort(np.concatenate(values))
@@ -176,25 +160,6 @@ class Search:
             # The same duration summed in another order is the same bound.
             bounds = bounds[np.append(np.diff(bounds) > 1e-11 * abs(bounds[-1]), True)]
         return bounds
-
-    def _loads(self, seats: Seats, in_flight: int) -> np.ndarray:
-        """The parts in the maximum that a stage can have; those that do not fit may be among them."""
-        loads = self.program.load(seats, in_flight)
-        if len(self.costs.choices(seats)) != 1:
-            return np.asarray(loads[np.isfinite(loads)])
-        compute, forward = self._distinct(seats)
-        return np.asarray((self.m - 1) * compute - (in_flight - 1) * forward)
-
-    @memo
-    def _distinct(self, seats: Seats) -> tuple[np.ndarray, ...]:
-        """Seconds of all stages, forward and backward, and forward alone; of equal ones, one."""
-        table = self.costs.table(seats, 1, fit=False)
-        possible = np.isfinite(table.forward)
-        times = [way[possible] for way in (table.forward + table.backward, table.forward)]
-        # One number that only equal stages share, but for accidents below what rounding does.
-        mixed = times[0] + 0.618 * times[1]
-        first, _ = distinct(np.round(mixed / mixed.max(), 11))
-        return tuple(each[first] for each in times)
 
     def _maximum(self, assignment: Assignment) -> float:
         between = self.program.counts.between

@@ -4,15 +4,14 @@ wanted with several chunks of layers per stage.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
 
-from fasop.errors import PlanError
 from fasop.exact.communication import Communication
 from fasop.exact.passes import Passes, step_end, synchronized
 from fasop.exact.stage_costs import StageCosts, data_group, tensor_group
@@ -24,8 +23,8 @@ from fasop.memo import memo
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
 from fasop.plans.shapes import MOST_BLOCKS, Block, Seats, Shape, blocks, gpu_types, stage_seats
-from fasop.schedule import interleaved, one_f_one_b
-from fasop.schedule.events import with_chunks
+from fasop.schedule import one_f_one_b
+from fasop.schedule.events import warm_up, with_chunks
 from fasop.search.bounds import Bounds
 from fasop.search.improve import best_of_all, improve
 from fasop.search.node_counts import NodeCounts
@@ -55,20 +54,14 @@ class Planner:
         self.iterations, self.idle = iterations, idle
         self.compute = Compute(cost_files, model, options)
         self.passes = Passes(model, self.compute, Communication(cluster), options, max_tp)
-        self._tables: OrderedDict[tuple[object, ...], StageCosts] = OrderedDict()  # the last used last
-        self.bounds = Bounds(self.passes, self.tables)
+        # Those of shapes that differ in their number of stages alone are in part the same.
+        kept = MANY if cluster.gpu_count <= LARGE else 4
+        self._tables = functools.lru_cache(kept)(functools.partial(StageCosts, self.passes))
+        self.bounds = Bounds(self.passes)
 
     def tables(self, shape: Shape) -> StageCosts:
         """The tables of a shape, in part those of shapes with other numbers of stages."""
-        key = shape.tp, shape.dp, shape.mbs, shape.ep, shape.pp > 1
-        if key in self._tables:
-            self._tables.move_to_end(key)
-        else:
-            self._tables[key] = StageCosts(self.passes, shape)
-            while len(self._tables) > (MANY if self.cluster.gpu_count <= LARGE else 4):
-                self._tables.popitem(last=False)
-        found = self._tables[key]
-        return found if found.shape == shape else found.of(shape)
+        return self._tables(replace(shape, pp=min(shape.pp, 2))).of(shape)
 
     @memo
     def counts(self, gpus_per_stage: int, stages: int) -> NodeCounts:
@@ -94,7 +87,7 @@ class Planner:
             return None
         if fit and (found := best_of_all(tables, counts)) is not False:
             return self.plan(shape, found, math.inf) if found else None
-        assignment = Search(tables, counts, fit, guess=self.bounds.busiest(shape)).best(limit)
+        assignment = Search(tables, counts, fit).best(limit)
         return self.plan(shape, assignment, assignment.objective, fit) if assignment else None
 
     def refine(self, plan: Plan) -> Plan:
@@ -240,21 +233,20 @@ def interleave(plans: Sequence[Plan], cost_files: list[CostFile], iterations: in
 
 def _with_chunks(plan: Plan, cost_files: list[CostFile], iterations: int) -> Plan:
     best, starts = plan, [plan]
-    if _least(plan) >= plan.step_time:
+    # Megatron-LM interleaves decoders or encoders alone, and as many micro-batches as fill all stages.
+    possible = plan.pp > 1 and plan.model.encoder_layers is None and plan.micro_batches % plan.pp == 0
+    if not possible or _least(plan) >= plan.step_time:
         return plan
     each, rest = divmod(plan.model.layers, plan.pp)
     even = (each + 1, *[each] * (plan.pp - 2), each + 1)
-    if not rest and plan.pp > 1 and not plan.choices and plan.model.encoder_layers is None:
+    if not rest and not plan.choices:
         # Uneven stages may be left with fewer layers than chunks.
         planner = Planner(plan.model, plan.cluster, cost_files, plan.options, iterations)
         starts += [planner.estimate(plan.shape, plan.placement, even)] if even != plan.partition else []
     for start in starts:
         before = start.step_time
         for chunks in range(2, min(*start.layers, MOST_CHUNKS) + 1):
-            try:
-                other = with_chunks(start, chunks)
-            except PlanError:
-                break  # this number of micro-batches, or kind of model, can't be interleaved
+            other = with_chunks(start, chunks)
             if other.step_time >= before:
                 break  # more chunks only add messages
             before = other.step_time
@@ -271,9 +263,8 @@ def _least(plan: Plan) -> float:
 
 def _with_memory(plan: Plan, iterations: int) -> Plan:
     chunks = plan.virtual_stages
-    in_flight = [
-        interleaved.in_flight(stage, plan.pp, plan.micro_batches, chunks) / chunks for stage in range(plan.pp)
-    ]
+    warm = [warm_up(stage, plan.pp, chunks) for stage in range(plan.pp)]
+    in_flight = [min((ahead + 1) / chunks, plan.micro_batches) for ahead in warm]
     memory = memory_with(plan, plan.options, in_flight)
     is_oom = any(size > cap for size, cap in zip(memory, plan.stage_cap, strict=True))
     return with_price(replace(plan, stage_memory=memory, is_oom=is_oom), iterations)

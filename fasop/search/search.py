@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 import math
 import os
@@ -24,7 +23,7 @@ from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front
 from fasop.plans.shapes import Shape, shapes
 from fasop.search.planner import Planner
 
-Task = tuple[float, int, int, Shape]  # a bound on the objective, 0 while it is rough, planner, shape
+Task = tuple[float, int, Shape]  # a bound on the objective, planner, shape
 Start = Callable[[Task], Callable[[], Plan | None]]  # begins a task; what it returns waits for it
 SPREAD = 400  # tasks, and
 LARGE = 256  # GPUs, from which more processes are worth their start
@@ -69,7 +68,7 @@ def search(
     if not tasks:
         raise problem or PlanError(goal.no_shape)
     kept = _Kept(goal)
-    exact = sum(task[3].pp * task[3].group == _planners[task[2]].cluster.gpu_count for task in tasks)
+    exact = sum(task[2].pp * task[2].group == _planners[task[1]].cluster.gpu_count for task in tasks)
     large = max(cluster.gpu_count for cluster in tried) > LARGE
     processes = workers or (os.cpu_count() or 1 if exact > SPREAD or large else 1)
     if processes == 1:
@@ -107,7 +106,7 @@ def parts_of(cluster: Cluster) -> list[Cluster]:
 
 
 def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError | None]:
-    """Every shape of every planner with its rough bound; and why one has none."""
+    """Every shape of every planner in the order in which they are tried; and why one has none."""
     tasks: list[Task] = []
     problem = None
     for index, planner in enumerate(_planners):
@@ -126,7 +125,9 @@ def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError
             if planner.options.per_stage and key in seen:
                 continue
             seen.add(key)
-            tasks.append((planner.bounds.rough(shape) * rate, 0, index, shape))
+            tasks.append((planner.bounds.lower(shape) * rate, index, shape))
+    # Shapes that leave out stages come last: most of them are beaten by then.
+    tasks.sort(key=lambda task: (not _planners[task[1]].is_deepest(task[2]), task[0]))
     return tasks, problem
 
 
@@ -155,10 +156,10 @@ class _Kept:
 
     def limit(self, task: Task) -> float:
         """Seconds per step that a task's plan must stay below to be asked for."""
-        goal, cluster = self.goal, _planners[task[2]].cluster
+        goal, cluster = self.goal, _planners[task[1]].cluster
         if goal.everything:
             return math.inf
-        if self.plans and not _planners[task[2]].is_deepest(task[3]):
+        if self.plans and not _planners[task[1]].is_deepest(task[2]):
             # Fewer stages than there are GPUs for: only where that is best of all.
             return self._value(self.plans[0][1])
         if goal.objective == "pareto":
@@ -178,7 +179,7 @@ class _Kept:
 
     def is_hopeless(self, task: Task) -> bool:
         """Whether nothing of a task could still be asked for."""
-        rate = _rate(_planners[task[2]].cluster, self.goal)
+        rate = _rate(_planners[task[1]].cluster, self.goal)
         return bool(rate) and task[0] >= self.limit(task) * rate
 
     def refined(self) -> list[Plan]:
@@ -216,42 +217,19 @@ def _rate(cluster: Cluster, goal: Goal) -> float:
 
 def _work(tasks: list[Task], kept: _Kept, window: int, start: Start) -> None:
     pending: deque[tuple[int, Callable[[], Plan | None]]] = deque()
-    order = itertools.count()
-    heap: list[tuple[bool, float, int, Task]] = []
-
-    def put(task: Task) -> None:
-        # Shapes that leave out stages come last: most of them are beaten by then.
-        is_shallow = not _planners[task[2]].is_deepest(task[3])
-        heapq.heappush(heap, (is_shallow, task[0], next(order), task))
 
     def take() -> None:
         planner, result = pending.popleft()
         if plan := result():
             kept.add(planner, plan)
 
-    for task in tasks:
-        put(task)
-    bar = tqdm(total=len(tasks), unit=" shapes", leave=False, disable=not sys.stderr.isatty())
-    while heap:
-        bar.update(len(tasks) - len(heap) - bar.n)
-        *_, task = heapq.heappop(heap)
-        if kept.is_hopeless(task):
-            continue
-        bound, is_bound, index, shape = task
-        if not is_bound:
-            planner = _planners[index]
-            rate = _rate(planner.cluster, kept.goal)
-            put((max(bound, planner.bounds.lower(shape) * rate), 1, index, shape))
-            continue
-        while len(pending) >= window:
+    for task in tqdm(tasks, unit=" shapes", leave=False, disable=not sys.stderr.isatty()):
+        while len(pending) >= window and not kept.is_hopeless(task):
             take()
-            if kept.is_hopeless(task):
-                break
         if not kept.is_hopeless(task):
-            pending.append((index, start(task)))
+            pending.append((task[1], start(task)))
     while pending:
         take()
-    bar.close()
 
 
 def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:

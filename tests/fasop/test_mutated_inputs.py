@@ -94,8 +94,8 @@ def write(folder: Path, found: dict[str, Any]) -> None:
 def command(folder: Path, name: str, choice: int = 0, rank: int = 1) -> list[str]:
     """What reads that file."""
     if name == "plans.json":
-        more = [["simulate"], ["export"], ["evaluate"], ["simulate", "--schedule", "interleaved"]][choice % 4]
-        return [*more, str(folder / name), "--rank", str(rank)]
+        what = ["simulate", "export", "evaluate"][choice % 3]
+        return [what, str(folder / name), "--rank", str(rank)]
     both = ["--models-file", str(folder / "models.yaml"), "--costs", str(folder / "costs.json")]
     if name == "layouts.yaml":
         return ["evaluate", str(folder / name), *both]

@@ -7,9 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from fasop.inputs.clusters import load_clusters
-from fasop.inputs.costs import read_costs
-from fasop.inputs.models import find_model
 from fasop.plans.shapes import Shape, blocks, stage_seats
 from fasop.search.node_counts import NodeCounts
 from fasop.search.partition import Search
@@ -156,16 +153,3 @@ def _milp(optimize, tables, placement: tuple[str, ...]) -> float:
     )
     assert result.success, result.message
     return result.fun + 2 * sum(messages) + tables.embedding_sync((seats[0], seats[-1]))
-
-
-@pytest.mark.parametrize("times", [0.0, 0.5, 0.9, 1.0, 1.1, 3.0])
-def test_a_guess_changes_nothing_about_what_is_found(times: float) -> None:
-    model, shape = find_model("bert-large"), Shape(1, 2, 8, 4)
-    (cluster,) = load_clusters("paper-bert-het")
-    planner = cases.planner(model, cluster, [read_costs()])
-    tables, counts = planner.tables(shape), planner.counts(shape.group, shape.pp)
-    without, guess = Search(tables, counts).best(), planner.bounds.busiest(shape)
-    found = Search(tables, counts, guess=times * guess).best()
-    assert found.objective == pytest.approx(without.objective, rel=1e-9)
-    exact = cases.objective(tables, found.placement, found.partition)
-    assert found.objective == pytest.approx(exact, rel=1e-9)

@@ -128,7 +128,7 @@ def test_the_costs_that_were_not_measured_are_named(capsys: pytest.CaptureFixtur
         ([*BERT, "--cost-model", "hpdc24", "--max-tp", "8"], "use --cost-model exact"),
         ([*BERT, "--budget", "20"], "no cluster costs at most $20/h, paper-bert-het $57.20/h"),
         ([*BERT, "--max-step-time", "0.1"], "takes at most 0.1 s per step: raise"),
-        ([*BERT, "--cost-model", "hpdc24", "--max-step-time", "0.1"], "the fastest takes 0.8197 s"),
+        ([*BERT, "--cost-model", "hpdc24", "--max-step-time", "0.1"], "takes at most 0.1 s per step"),
         ([*BERT, "--csv", "/no/such/folder/rows.csv"], "no such folder: make /no/such/folder first"),
         ([*BERT, "--global-batch", "0"], "--global-batch is 0"),
         (
@@ -163,7 +163,7 @@ def test_nothing_fits_but_with_recomputation_it_would(
 
     assert "fits into memory: give --recompute auto" in refused(capsys, *on(0.5))
     assert run(capsys, *on(5), "--recompute", "auto")
-    assert "fits into memory by hpdc24" in refused(capsys, *on(0.5), "--cost-model", "hpdc24")
+    assert "fits into memory" in refused(capsys, *on(0.5), "--cost-model", "hpdc24")
 
 
 def changed(text: str, **values: object) -> str:

@@ -310,14 +310,6 @@ def test_bad_input_is_one_sentence(plans: Path, tmp_path: Path, capsys: pytest.C
         (["export", str(plans), "--rank", "0"], "--rank 0"),
         (["export", str(plans), "--output", str(tmp_path / "no" / "x.sh")], "No such file"),
         (["export", one(plans, tmp_path, model=bert)], "megatron_lm trains GPT-2 and Llama-like models only"),
-        (
-            ["simulate", str(plans), "--schedule", "interleaved", "--virtual-stages", "9"],
-            "--virtual-stages 9",
-        ),
-        (
-            ["simulate", str(plans), "--schedule", "interleaved", "--virtual-stages", "1"],
-            "at least 2 of both",
-        ),
     ]
     for arguments, words in cases:
         assert main(arguments) == 2, arguments
@@ -331,7 +323,10 @@ def test_bad_input_is_one_sentence(plans: Path, tmp_path: Path, capsys: pytest.C
             main(arguments)
 
 
-def test_more_micro_batches_than_stages_are_needed_to_interleave(plans: Path) -> None:
-    plan = dataclasses.replace(read_plans(plans)[0], micro_batches=5)
-    with pytest.raises(PlanError, match="needs a multiple of"):
-        events_.with_chunks(plan, 2)
+def test_whole_rounds_of_micro_batches_are_needed_to_interleave(plans: Path, tmp_path: Path) -> None:
+    plan = next(plan for plan in read_plans(plans) if plan.pp == 8)
+    fewer = dataclasses.replace(plan.model, global_batch=5 * plan.dp * plan.mbs)
+    path = tmp_path / "plans.json"
+    path.write_text(plans_json([dataclasses.replace(plan, model=fewer, micro_batches=5, virtual_stages=2)]))
+    with pytest.raises(PlanError, match="micro_batches is no multiple of pp"):
+        read_plans(path)
