@@ -31,6 +31,7 @@ from chakra_et.et.columns import (
 )
 from chakra_et.et.wire import Cells
 from chakra_et.traces.device_format import KERNEL, SYNC
+from chakra_et.traces.fields import STRIDES
 from chakra_et.traces.host import DEFAULTS, NUMERIC
 
 # Letters by ``EdgeKind`` for the attribute ``dep_kinds``: one per dependency, in the order of data_deps.
@@ -196,7 +197,7 @@ def _add_communication(nodes: np.ndarray, of_node: list[Communication], rank: in
 
 def _add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np.ndarray, add: Add) -> None:
     """rf_id, fw_parent, seq_id, scope, tid, fw_tid and op_schema on all nodes, as in MLCommons' converter;
-    and text attributes of operators, such as kernel attributes, if the host trace has any."""
+    and the strides of operators with a tensor that isn't contiguous."""
     host = rank.host
     everywhere = np.arange(len(graph))
     # The host row may be that of the structure step, whose ids the other steps' operators don't have.
@@ -217,15 +218,10 @@ def _add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np
     stands = (host_row >= 0) & (graph.event >= 0) & ((graph.kind <= NodeKind.ANNOTATION) | on_device)
     schema = np.append(host.op_schema, len(host.schemas))[np.where(stands, host_row, -1)]
     add("op_schema", "string", everywhere, coded([*host.schemas, ""], schema))
-    if not host.texts:
-        return
     nodes = np.flatnonzero(graph.is_first)
-    by_name: dict[str, list[tuple[int, str]]] = {}
-    for row, node in zip(rank.link.host_row[graph.event[nodes]].tolist(), nodes.tolist(), strict=True):
-        for name, text in host.texts.get(row, {}).items():
-            by_name.setdefault(name, []).append((node, text))
-    for name, pairs in sorted(by_name.items()):
-        add(name, "string", np.array([node for node, _ in pairs]), strings([text for _, text in pairs]))
+    rows = rank.link.host_row[graph.event[nodes]].tolist()
+    nodes = nodes[np.array([row in host.strides for row in rows], dtype=bool)]
+    add(STRIDES, "string", nodes, strings([host.strides[row] for row in rows if row in host.strides]))
 
 
 def _add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:

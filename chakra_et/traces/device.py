@@ -33,7 +33,7 @@ from chakra_et.traces.device_format import (
     Recording,
     read_recording,
 )
-from chakra_et.traces.fields import STRIDES, add_repairs, as_number
+from chakra_et.traces.fields import add_repairs, as_number
 from chakra_et.traces.host import HostTrace
 from chakra_et.traces.records import MAX_BYTES, read_records
 
@@ -298,7 +298,7 @@ def operators_of(device: DeviceTrace) -> HostTrace:
         ),
         outputs=(nothing, nothing, nothing),
         communication={},
-        texts={row: {STRIDES: device.strides[at]} for row, at in enumerate(taken) if at in device.strides},
+        strides={row: device.strides[at] for row, at in enumerate(taken) if at in device.strides},
         groups=[],
         header={"schema": "", "pid": _pid(device), "time": "", "start_ts": 0, "finish_ts": 0},
         recorded=False,

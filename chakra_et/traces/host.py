@@ -20,7 +20,7 @@ from chakra_et.et import wire
 from chakra_et.et.wire import Cells
 from chakra_et.files import path_of
 from chakra_et.findings import Findings
-from chakra_et.traces.fields import STRIDES, Number, add_repairs, as_column, copies, each, indices, strided
+from chakra_et.traces.fields import Number, add_repairs, as_column, copies, each, indices, strided
 from chakra_et.traces.records import MAX_BYTES, read_records
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
@@ -29,8 +29,8 @@ DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_
 COMMUNICATION = re.compile(
     "collective_name|dtype|(in|out)_(msg_nelems|split_size)|global_rank_(start|stride)|pg_(name|desc|size)"
 )
-# Text attributes about the operator's kernel, empty for nearly all operators.
-TEXT = frozenset(("kernel_backend", "kernel_file", "tensor_range"))
+# About the operator's kernel, empty for nearly all operators and read by nothing.
+UNUSED = frozenset(("kernel_backend", "kernel_file", "tensor_range"))
 STRUCTURE = tuple(
     f"[pytorch|profiler|execution_{of}|{what}]" for of in ("trace", "graph") for what in ("process", "thread")
 )
@@ -108,7 +108,8 @@ class HostTrace:
       suffices; ids and parents aren't kept, as nesting is by the times of the device trace
     - ``name``: index into ``names``; ``op_schema``: index into ``schemas``
     - ``inputs``, ``outputs``: values, shapes and types of each row as JSON text of the trace (UTF-8)
-    - ``communication``: row → attributes of a collective; ``texts``: row → other non-empty text attributes
+    - ``communication``: row → attributes of a collective; ``strides``: row → strides of
+      the inputs as JSON text, if one isn't contiguous
     - ``groups``: the recorded process groups; ``header``: schema, pid, time, start_ts, finish_ts
     - ``recorded``: False if there is no host trace and the operators come from the device trace
     """
@@ -127,7 +128,7 @@ class HostTrace:
     inputs: tuple[Cells, Cells, Cells]
     outputs: tuple[Cells, Cells, Cells]
     communication: dict[int, dict[str, Any]]
-    texts: dict[int, dict[str, str]]
+    strides: dict[int, str]
     groups: list[dict[str, Any]]
     header: dict[str, Any]
     findings: Findings = field(default_factory=Findings)
@@ -148,7 +149,7 @@ class _Columns:
         self.outputs: list[Cells] = []
         self.texts_known: dict[bytes, int] = {}
         self.communication: dict[int, dict[str, Any]] = {}
-        self.texts: dict[int, dict[str, str]] = {}
+        self.strides: dict[int, str] = {}
         self.findings = Findings()
         self.rows = 0
 
@@ -186,12 +187,10 @@ class _Columns:
                 name = attr.name
                 if name in columns:
                     columns[name][at] = attr.value
-                elif not attr.value:
+                elif not attr.value or name in UNUSED:
                     pass
                 elif COMMUNICATION.fullmatch(name):
                     self.communication.setdefault(self.rows + at, {})[name] = attr.value
-                elif name in TEXT:
-                    self.texts.setdefault(self.rows + at, {})[name] = str(attr.value)
                 else:
                     self.findings.add("unknown-attribute", detail=name)
         op_schema = indices(columns.pop("op_schema"), self.schemas)
@@ -211,7 +210,7 @@ class _Columns:
         """Keep those of operators with a tensor that isn't contiguous. Schemas before 1.1.1 have none."""
         strides = copies(each("strides", sources))
         for at in strided(shapes, strides):
-            self.texts.setdefault(self.rows + at, {})[STRIDES] = strides[at].decode("utf-8", "replace")
+            self.strides[self.rows + at] = strides[at].decode("utf-8", "replace")
 
     def _add(self, name: str, column: np.ndarray) -> None:
         self.numbers.setdefault(name, []).append(column)
@@ -247,7 +246,7 @@ def load(path: str | Path, max_bytes: int = MAX_BYTES) -> HostTrace:
         inputs=(inputs, texts["inputs shapes"], texts["inputs types"]),
         outputs=(outputs, texts["outputs shapes"], texts["outputs types"]),
         communication=columns.communication,
-        texts=columns.texts,
+        strides=columns.strides,
         groups=_groups(columns, joined["name"], inputs),
         header={key: getattr(document, key) for key in ("schema", "pid", "time", "start_ts", "finish_ts")},
         findings=columns.findings,

@@ -46,7 +46,6 @@ def test_attributes_may_come_in_any_order_and_number(tmp_path: Path) -> None:
     assert host.seq_id[own].tolist() == [1, 2, 3, 4, -1, 6, 7, 8]
     expected = [f"schema {n}" if n != 5 else "" for n in range(1, 9)]
     assert [host.schemas[n] for n in host.op_schema[own]] == expected
-    assert host.texts == {7: {"kernel_file": "k.py"}}
     assert host.findings == {"unknown-attribute:from_2031": 1}
 
 
