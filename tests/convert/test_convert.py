@@ -151,7 +151,7 @@ def test_children_of_absent_parents_are_kept(tmp_path: Path) -> None:
     assert "aten::add" in names(converted) and converted.report.link_rate == 1.0
 
 
-def test_host_operators_without_an_event_are_reported(tmp_path: Path) -> None:
+def test_host_operators_without_an_event_lower_the_link_rate(tmp_path: Path) -> None:
     converted = by_hand(tmp_path, [op("aten::add", 1, 2, 9)], [node("aten::item", 30)])
     assert converted.report.link_rate == 0.5
 
