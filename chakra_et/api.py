@@ -21,9 +21,8 @@ from chakra_et.errors import TraceError
 from chakra_et.export import tables
 from chakra_et.export.tables import Table
 from chakra_et.predict.command import PredictConfig, changes
-from chakra_et.predict.predict import Prediction
+from chakra_et.predict.predict import Prediction, predicted_traces, write_traces
 from chakra_et.predict.predict import predict as _predict
-from chakra_et.predict.write import predicted_traces, write_traces
 from chakra_et.report.inputs import find_run
 from chakra_et.report.run import ReportRun, assemble
 from chakra_et.report.run import load as _load

@@ -20,7 +20,14 @@ from chakra_et import text
 from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
-from chakra_et.predict.predict import Prediction, RankPrediction, describe, predict
+from chakra_et.predict.predict import (
+    Prediction,
+    RankPrediction,
+    check_output,
+    describe,
+    predict,
+    write_prediction,
+)
 from chakra_et.simulate.run import Run, load_run, together
 from chakra_et.text import plural
 from chakra_et.transform.changes import Change, Rebuild
@@ -30,8 +37,6 @@ if TYPE_CHECKING:
     from chakra_et.transform.scale import Scaling
 
 _MOST_RANKS = 1024
-_UNEVEN = 0.05
-"""By how much of the mean step the median one is off where a note says so."""
 
 
 def _option(help: str, default: Any = None, **metadata: Any) -> Any:
@@ -146,8 +151,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Predict the step time of a run under changed conditions. Give NAME before the flags.",
     )
     if config.output:
-        from chakra_et.predict.write import check_output, write_prediction
-
         check_output(config.output)
     run = load_run(config.name, config.comm_groups, config.allow_missing_ranks, config.skeletons)
     run = together(run) if config.starts == "together" else run
@@ -253,29 +256,12 @@ def lines(prediction: Prediction) -> list[str]:
 
 def _about_steps(ranks: Sequence[RankPrediction]) -> list[str]:
     """Where the figures of the table say less than they seem to."""
-    notes = []
-    if not all(rank.scatter_is_known for rank in ranks):
-        models = max(rank.uncertainty_ms for rank in ranks)
-        shown = any(rank.uncertainty_ns > 0.01 * rank.after_ns for rank in ranks)
-        known = f"; what else is in doubt makes it {models:,.3f} ms or more" if shown else ""
-        notes.append(f"± isn't known: how much steps differ takes two measured steps or more{known}")
-    uneven = [
-        rank
-        for rank in ranks
-        if any(
-            abs(rank.median_ns(of) - mean) > _UNEVEN * mean
-            for of, mean in (("before_ns", rank.before_ns), ("after_ns", rank.after_ns))
-        )
-    ]
-    if uneven:
-        first = uneven[0]
-        before, after = (first.median_ns(of) / 1e6 for of in ("before_ns", "after_ns"))
-        notes.append(
-            f"steps differ much on {plural(len(uneven), 'rank')}: the median step of rank {first.rank} takes "
-            f"{before:,.3f} ms before and {after:,.3f} ms after (where the host runs ahead, the last step "
-            "also has the device work of earlier ones)"
-        )
-    return notes
+    if all(rank.scatter_is_known for rank in ranks):
+        return []
+    models = max(rank.uncertainty_ms for rank in ranks)
+    shown = any(rank.uncertainty_ns > 0.01 * rank.after_ns for rank in ranks)
+    known = f"; what else is in doubt makes it {models:,.3f} ms or more" if shown else ""
+    return [f"± isn't known: how much steps differ takes two measured steps or more{known}"]
 
 
 def as_json(prediction: Prediction, written: list[str]) -> dict[str, Any]:

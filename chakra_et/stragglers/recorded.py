@@ -11,7 +11,7 @@ import numpy as np
 from chakra_et.arrays import coded, medians
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
-from chakra_et.job.axes import dp_ranks_of, stages_of
+from chakra_et.job.mesh import dp_ranks_of, stages_of
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.run import Run

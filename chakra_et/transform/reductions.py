@@ -20,8 +20,8 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts, with_integers, with_metadata, with_texts
 from chakra_et.et.rearrange import New, insert
-from chakra_et.job.axes import axes_of, forward_uses
 from chakra_et.job.gradients import FIRST_MIB, NEAR, OTHERS_MIB, Sweep, buckets_of, sweeps_of
+from chakra_et.job.mesh import axes_of, forward_uses
 from chakra_et.job.operators import Operators, operators_of
 from chakra_et.transform.changes import RankTraces
 from chakra_et.transform.ddp import BACK, INTO_BUCKET

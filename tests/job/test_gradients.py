@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from chakra_et.et.columns import CollectiveType, TensorInfo
-from chakra_et.job.axes import described_groups, dp_ranks_of, forward_uses, stages_of
 from chakra_et.job.blocks import Blocks
 from chakra_et.job.gradients import (
     Gradient,
@@ -21,7 +20,18 @@ from chakra_et.job.gradients import (
     sweeps_of,
     whole_collectives,
 )
-from chakra_et.job.mesh import GroupShape, Mesh, Place, ScaledGroups, parse_mesh, shape_of
+from chakra_et.job.mesh import (
+    GroupShape,
+    Mesh,
+    Place,
+    ScaledGroups,
+    described_groups,
+    dp_ranks_of,
+    forward_uses,
+    parse_mesh,
+    shape_of,
+    stages_of,
+)
 from chakra_et.job.operators import ENGINE, GRADIENT, Operators, operators_of
 from chakra_et.transform.stages import Segment, one_f_one_b, segments_of
 from tests.simulate.replay_traces import collective, cpu, make_trace

@@ -9,8 +9,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
-from chakra_et.job.axes import axes_of, forward_uses, stages_of
-from chakra_et.job.mesh import Mesh, mesh_of
+from chakra_et.job.mesh import Mesh, axes_of, forward_uses, mesh_of, stages_of
 from tests.astra.sets import write_set
 from tests.simulate.replay_traces import collective, cpu, make_trace
 

@@ -15,8 +15,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, TensorInfo
 from chakra_et.job.operators import GRADIENT
-from chakra_et.predict.predict import Prediction, predict
-from chakra_et.predict.write import write_prediction
+from chakra_et.predict.predict import Prediction, predict, write_prediction
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.transform.accumulation import Accumulate
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, BucketSize, find_backward

@@ -115,7 +115,6 @@ def test_work_that_runs_over_the_end_of_its_step_counts() -> None:
     assert rank.median_ns("after_ns") == 10_000
     shown = "\n".join(lines(prediction))
     assert "mean of 3 steps" in shown and "+8485.7%" in shown
-    assert "the median step of rank 0 takes 0.010 ms before and 0.010 ms after" in shown
 
 
 def test_one_step_tells_nothing_of_how_steps_differ(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -152,7 +151,7 @@ def test_files_are_all_written_or_none(tmp_path: Path, monkeypatch: pytest.Monke
         original(path, trace)
 
     original = et_file.write
-    monkeypatch.setattr("chakra_et.predict.write.et_file.write", full)
+    monkeypatch.setattr("chakra_et.predict.predict.et_file.write", full)
     assert main(["predict", name, "--scale", "mm=2", "-o", f"{tmp_path}/new"]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pipeline.0.et", "pipeline.1.et"]
 
@@ -179,10 +178,6 @@ def launched(call: str, **metadata: str) -> Run:
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (
-            launched("hipLaunchKernel"),
-            "rank 0 ran on a GPU of AMD, .*, and not on A100: .* one of MI210, MI250, MI300X",
-        ),
         (
             launched("x", device_name="AMD Instinct MI300X"),
             "rank 0 ran on 'AMD Instinct MI300X', not on A100",
