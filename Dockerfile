@@ -52,9 +52,8 @@ RUN bash scripts/docker_python_steps.sh tools
 RUN bash scripts/docker_python_steps.sh tokenizers /workspace/pretrained_models
 
 COPY . .
-# The manifests of traces record it, as the image has no .git.
+# The image has no .git.
 ARG PROJECT_COMMIT=
-ENV PROJECT_COMMIT=${PROJECT_COMMIT}
 LABEL org.opencontainers.image.revision=${PROJECT_COMMIT}
 ENTRYPOINT ["/workspace/mosim-llms/scripts/docker_entrypoint.sh"]
 CMD ["bash"]

@@ -134,7 +134,7 @@ def _add_flag(
             field.name, metavar=metadata.get("metavar") or word.removesuffix("S"), **options
         )
     if hint is bool:
-        options["action"] = _Switch
+        options["action"] = argparse.BooleanOptionalAction
     elif "choices" not in options:
         number = {int: "N", float: "X"}.get(options["type"], word)
         options["metavar"] = metadata.get("metavar") or number
@@ -144,7 +144,9 @@ def _add_flag(
     name = field.name.rstrip("_")
     names = [metadata["short"]] if "short" in metadata else []
     names += dict.fromkeys(["--" + name.replace("_", "-"), "--" + name])
-    return parser.add_argument(*names, dest=field.name, required="default" not in options, **options)
+    action = parser.add_argument(*names, dest=field.name, required="default" not in options, **options)
+    action.help = options["help"]  # before Python 3.13 a switch adds its default
+    return action
 
 
 def dispatch(
@@ -205,8 +207,8 @@ def run(work: Callable[[], int | None], refusal: Refusal, interrupted: str = "in
 
 def spellings(flag: argparse.Action) -> list[str]:
     """The spellings of a flag that help shows; [] for an argument without dashes."""
-    unset = flag.negative if isinstance(flag, _Switch) and flag.default is False else []
-    return [name for name in flag.option_strings if "_" not in name and name not in unset]
+    hidden = "--no-" if flag.default is False else "_"
+    return [name for name in flag.option_strings if "_" not in name and not name.startswith(hidden)]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -231,19 +233,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> typing.NoReturn:
         self.exit(2, printable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n")
-
-
-class _Switch(argparse.Action):
-    """``--flag`` gives True, ``--no-flag`` False."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
-        self.negative = [f"--no-{name[2:]}" for name in option_strings if name.startswith("--")]
-        super().__init__([*option_strings, *self.negative], dest, nargs=0, **options)
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
-    ) -> None:
-        setattr(namespace, self.dest, option not in self.negative)
 
 
 class _HelpFormatter(argparse.HelpFormatter):

@@ -123,7 +123,7 @@ class Findings(dict[str, int]):
 
     def of(self, kind: Kind) -> dict[str, int]:
         """The findings of one kind."""
-        return {key: count for key, count in self.items() if kind_of(key) == kind}
+        return {key: count for key, count in self.items() if TABLE[key.partition(":")[0]][0] == kind}
 
 
 def joined(*parts: Mapping[str, int]) -> Findings:
@@ -133,11 +133,6 @@ def joined(*parts: Mapping[str, int]) -> Findings:
         for key, count in part.items():
             total[key] = total.get(key, 0) + count
     return total
-
-
-def kind_of(key: str) -> Kind:
-    """The kind of a key."""
-    return TABLE[key.partition(":")[0]][0]
 
 
 def sentence(key: str) -> str:

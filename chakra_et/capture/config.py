@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ _MAX_BYTES = 180
 LEAST_STEPS = {"trace_wait_steps": 0, "trace_warmup_steps": 0, "trace_active_steps": 1}
 
 
-def _flag(default: Any, help_text: str) -> Any:
+def flag(default: Any, help_text: str) -> Any:
+    """A field that is a flag of the command line."""
     return field(default=default, metadata={"help": help_text})
 
 
@@ -29,14 +30,14 @@ def _flag(default: Any, help_text: str) -> Any:
 class TraceConfig:
     """The tracing flags. The defaults need six steps."""
 
-    enable_tracing: bool = _flag(False, "record host and device traces of every rank")
-    trace_output_dir: str = _flag("outputs", "folder for the traces")
-    trace_name: str | None = _flag(None, "base name of the trace files (default: model and process count)")
-    trace_wait_steps: int = _flag(2, "steps before the profiler starts")
-    trace_warmup_steps: int = _flag(1, "steps with the profiler running but not recording")
-    trace_active_steps: int = _flag(3, "steps to record")
-    trace_gzip: bool = _flag(False, "compress the traces (.json.gz)")
-    trace_memory: bool = _flag(False, "also record memory allocations and frees")
+    enable_tracing: bool = flag(False, "record host and device traces of every rank")
+    trace_output_dir: str = flag("outputs", "folder for the traces")
+    trace_name: str | None = flag(None, "base name of the trace files (default: model and process count)")
+    trace_wait_steps: int = flag(2, "steps before the profiler starts")
+    trace_warmup_steps: int = flag(1, "steps with the profiler running but not recording")
+    trace_active_steps: int = flag(3, "steps to record")
+    trace_gzip: bool = flag(False, "compress the traces (.json.gz)")
+    trace_memory: bool = flag(False, "also record memory allocations and frees")
 
     def __post_init__(self) -> None:
         if self.trace_name is not None:
@@ -50,16 +51,13 @@ class TraceConfig:
 
 
 # The environment variables of ``chakra-et run``: the field that each sets, and its help.
-VARIABLES = {
-    "CHAKRA_TRACE": ("trace_name", "FOLDER/NAME of the trace files (required)"),
-    "CHAKRA_TRACE_WAIT": ("trace_wait_steps", "steps before the profiler starts (default: 2)"),
-    "CHAKRA_TRACE_WARMUP": (
-        "trace_warmup_steps",
-        "steps with the profiler running but not recording (default: 1)",
-    ),
-    "CHAKRA_TRACE_ACTIVE": ("trace_active_steps", "steps to record (default: 3)"),
-    "CHAKRA_TRACE_GZIP": ("trace_gzip", "1: compress the traces"),
-    "CHAKRA_TRACE_MEMORY": ("trace_memory", "1: also record memory allocations and frees"),
+VARIABLES = {"CHAKRA_TRACE": ("trace_name", "FOLDER/NAME of the trace files (required)")} | {
+    "CHAKRA_TRACE_" + each.name.split("_")[1].upper(): (
+        each.name,
+        f"{each.metadata['help']} (default: {each.default:d})",
+    )
+    for each in fields(TraceConfig)
+    if each.name.startswith("trace_") and isinstance(each.default, int)
 }
 
 

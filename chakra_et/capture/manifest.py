@@ -1,12 +1,11 @@
-"""NAME_manifest.json: what was traced, where, with which versions, and the files written.
+"""The files of a capture: both traces of each rank, written atomically, and NAME_manifest.json about all.
 
 Rank 0 collects the records of all ranks, writes it and reports on it.
 
 Layout (``manifest_version`` 1; file names are relative to the manifest's folder):
 
     manifest_version, trace_name, created (UTC), complete (bool), reason (if incomplete, else null)
-    versions       {torch, python, transformers, numpy, cuda, nccl, chakra_et, project_commit}; or null
-                   project_commit: of the program's repository, ending in -dirty if files were changed
+    versions       {torch, python, transformers, numpy, cuda, nccl, chakra_et}; or null
     run            model and run configuration, as given by the training script
     schedule       {wait_steps, warmup_steps, active_steps}
     world_size, backend
@@ -26,13 +25,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gzip
 import json
 import logging
 import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -44,7 +43,8 @@ import torch.distributed as dist
 
 from chakra_et import __version__
 from chakra_et.capture import gloo
-from chakra_et.files import write_text
+from chakra_et.files import remove_abandoned, scratch_folder, sha256, write_text
+from chakra_et.names import SIDES, RunFiles, Side, gz, parse_trace
 from chakra_et.redact import redacted
 
 MANIFEST_VERSION = 1
@@ -55,15 +55,81 @@ _log = logging.getLogger("chakra_et.capture")
 
 def notify(level: int, message: str, *values: object) -> None:
     """Log a line, or print it to stderr if the program has no log handler."""
-    if is_logging_configured():
+    if _log.hasHandlers():
         _log.log(level, message, *values)
     else:
         print("chakra-et:", message % values, file=sys.stderr, flush=True)
 
 
-def is_logging_configured() -> bool:
-    """Whether a log handler would receive our messages."""
-    return _log.hasHandlers()
+class TraceFiles:
+    """Both traces of rank ``rank`` of the run ``name`` in ``folder``; ``compress``: as .json.gz.
+
+    They are written to a hidden folder beside their place, and moved there once all files of the rank are
+    complete. A run that is killed leaves an earlier capture untouched; the next run removes what it left.
+    """
+
+    def __init__(self, folder: Path, name: str, rank: int, compress: bool):
+        self.folder, self.name, self.rank, self.compress = folder, name, rank, compress
+        self.run = RunFiles(folder, name)
+        self._closing = contextlib.ExitStack()
+
+    def prepare(self) -> None:
+        """Create the folder, and remove what killed runs left there. Raises OSError."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(self.folder)
+            place = self.run.trace_file(self.rank, "host")
+            self.scratch = self._closing.enter_context(scratch_folder(place))
+        except OSError as error:
+            why = error.strerror or error
+            raise OSError(f"the trace folder {self.folder} can't be written: {why}") from error
+
+    def unfinished(self, side: Side) -> Path:
+        """The path to write this side's trace to."""
+        return self.scratch / self.run.trace_file(self.rank, side).name
+
+    def publish(self) -> dict[str, Any]:
+        """Compress, hash and move both traces into place; return the manifest entries by side.
+
+        Raises OSError, with nothing moved, if one of them can't be completed.
+        """
+        written = {side: self._packed(self.unfinished(side)) for side in SIDES}
+        entries: dict[str, Any] = {
+            side: {"name": path.name, "size": path.stat().st_size, "sha256": sha256(path)}
+            for side, path in written.items()
+        }
+        if self.rank == 0:
+            # If this process died between the renames, the old manifest would describe files that are gone.
+            self.run.manifest_file.unlink(missing_ok=True)
+        for side, path in written.items():
+            os.replace(path, self.folder / path.name)
+            plain = self.run.trace_file(self.rank, side)
+            (plain if self.compress else gz(plain)).unlink(missing_ok=True)
+        return entries
+
+    def discard(self) -> None:
+        """Remove what is unfinished."""
+        self._closing.close()
+
+    def remove_foreign(self, world_size: int) -> None:
+        """On rank 0: remove traces of an earlier, larger run, whose ranks this run does not have."""
+        for path in self.folder.iterdir():
+            found = parse_trace(path.name)
+            if found and found.run == self.name and found.rank >= world_size:
+                _log.info("removing %s, left by an earlier run with more ranks", path)
+                path.unlink(missing_ok=True)
+
+    def _packed(self, path: Path) -> Path:
+        if not self.compress:
+            return path
+        with (
+            path.open("rb") as plain,
+            gz(path).open("wb") as raw,
+            # No name and no time in the header, so that equal traces give equal bytes.
+            gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(plain, packed, 1 << 20)
+        return gz(path)
 
 
 class Mailbox:
@@ -176,7 +242,7 @@ def summarise(manifest: dict[str, Any], folder: Path) -> None:
         notify(logging.WARNING, "trace %s rank %d: no report from it", name, rank)
     if manifest["complete"]:
         notify(logging.INFO, "traces and manifest of %d rank(s) are in %s", manifest["world_size"], folder)
-    if not is_logging_configured():
+    if not _log.hasHandlers():
         command = "chakra-et" if shutil.which("chakra-et") else "python -m chakra_et"
         notify(logging.INFO, "next: %s convert %s --name %s", command, *map(shlex.quote, (str(folder), name)))
 
@@ -195,32 +261,7 @@ def versions() -> dict[str, str | None]:
         "cuda": torch.version.cuda,
         "nccl": nccl,
         "chakra_et": __version__,
-        "project_commit": _program_commit(),
     }
-
-
-def _program_commit() -> str | None:
-    """The commit of the program that is traced: of the repository of its script, or PROJECT_COMMIT."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    path = Path(script).absolute() if script else Path.cwd() / "notebook"
-    try:
-        # A launcher in an environment inside a repository doesn't belong to it.
-        if _git(path.parent, "check-ignore", "--quiet", path.name).returncode == 1:
-            status = _git(path.parent, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
-            lines = status.stdout.splitlines()
-            commits = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
-            if commits and commits[0] != "(initial)":
-                changed = any(not line.startswith("#") for line in lines)
-                return commits[0] + ("-dirty" if changed else "")
-    except (OSError, subprocess.SubprocessError):
-        pass
-    return os.environ.get("PROJECT_COMMIT") or None
-
-
-def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    # Without the option git may rewrite the checkout's index, and leave its lock if it is killed meanwhile.
-    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=10)
 
 
 def device_name() -> str:

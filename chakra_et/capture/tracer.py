@@ -37,8 +37,7 @@ from chakra_et.capture import gloo
 from chakra_et.capture import manifest as trace_manifest
 from chakra_et.capture.check import PairReport, check_pair, inspect_pair
 from chakra_et.capture.config import TraceConfig, check_trace_name
-from chakra_et.capture.files import TraceFiles
-from chakra_et.capture.manifest import Mailbox, notify, summarise
+from chakra_et.capture.manifest import Mailbox, TraceFiles, notify, summarise
 from chakra_et.capture.recorder import Recorder
 
 __all__ = ["ChakraTracer", "TraceConfig", "check_pair", "check_trace_name"]

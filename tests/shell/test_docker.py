@@ -135,7 +135,7 @@ def test_infiniband_is_an_addition_to_compose(repo_root: Path) -> None:
 def test_the_image_knows_the_projects_commit(
     repo_root: Path, instructions: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    assert ("ENV", "PROJECT_COMMIT=${PROJECT_COMMIT}") in instructions
+    assert ("LABEL", "org.opencontainers.image.revision=${PROJECT_COMMIT}") in instructions
     words = docker_words(tmp_path, repo_root, "build.sh", "--no-cache")
     assert "PROJECT_COMMIT=" in words, "a project without git is built too"
     project, identity = tmp_path / "project", ("-c", "user.name=a", "-c", "user.email=a@b")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,8 +12,7 @@ import torch.distributed as dist
 from trace_reading import load, train
 
 from chakra_et.capture import manifest as trace_manifest
-from chakra_et.capture.files import TraceFiles
-from chakra_et.capture.manifest import Mailbox, summarise
+from chakra_et.capture.manifest import Mailbox, TraceFiles, summarise
 from chakra_et.capture.tracer import ChakraTracer
 
 
@@ -168,58 +164,6 @@ def test_manifest_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(OSError):
         trace_manifest.write_json(path, {})
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.json"]
-
-
-@pytest.fixture
-def script(tmp_path, monkeypatch):
-    """The program that is traced, in a folder that is to become a repository."""
-    path = tmp_path / "research" / "train.py"
-    path.parent.mkdir()
-    path.touch()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path), raising=False)
-    monkeypatch.delenv("PROJECT_COMMIT", raising=False)
-    return path
-
-
-def git(folder, *words):
-    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def project_commit():
-    return trace_manifest.versions()["project_commit"]
-
-
-def test_commit_is_that_of_the_program(tmp_path, script, monkeypatch):
-    assert project_commit() is None
-    git(tmp_path, "init", "-q")
-    assert project_commit() is None, "no commit yet"
-    git(tmp_path, "add", "research")
-    git(tmp_path, "commit", "-q", "-m", "first")
-    git(tmp_path, "tag", "v1")
-    commit = git(tmp_path, "rev-parse", "HEAD")
-    assert project_commit() == commit
-    script.write_text("changed")
-    assert project_commit() == f"{commit}-dirty"
-
-    installed = tmp_path / "venv" / "launcher.py"
-    (tmp_path / ".gitignore").write_text("venv/\n")
-    installed.parent.mkdir()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(installed))
-    assert project_commit() is None, "the environment lies in the repository but does not belong to it"
-    monkeypatch.setenv("PROJECT_COMMIT", "as built")
-    assert project_commit() == "as built"
-
-
-def test_asking_for_the_commit_leaves_the_index_alone(tmp_path, script):
-    """git describe --dirty rewrote it, and a rank that was killed meanwhile left .git/index.lock behind."""
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
-        git(tmp_path, *words)
-    os.utime(script, (1, 1))  # git would like to refresh its entry
-    before = (tmp_path / ".git" / "index").stat()
-    assert project_commit()
-    after = (tmp_path / ".git" / "index").stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_foreign_ranks_are_those_beyond_the_world(tmp_path):
