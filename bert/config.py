@@ -25,7 +25,6 @@ class BertTrainConfig(TrainConfig):
 
     family: ClassVar[Family] = "bert"
     presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
-    context: ClassVar[int] = 512
 
     model_name: str = field(default="bert-base-uncased", metadata={"help": "one of " + ", ".join(PRESETS)})
     learning_rate: float = field(default=1e-4, metadata={"help": "peak learning rate of AdamW"})

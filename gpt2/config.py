@@ -25,7 +25,6 @@ class GPT2TrainConfig(TrainConfig):
 
     family: ClassVar[Family] = "gpt2"
     presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
-    context: ClassVar[int] = 1024
 
     model_name: str = field(default="gpt2", metadata={"help": "one of " + ", ".join(PRESETS)})
     learning_rate: float = field(default=3e-4, metadata={"help": "peak learning rate of AdamW"})

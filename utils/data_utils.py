@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import Dataset, default_collate
 from transformers import PreTrainedTokenizerFast
 
-from utils.data.config import DataConfig, DataError
+from utils.data.config import DataConfig
 from utils.data.squad import Example, load_squad
-from utils.data.tokenizers import Family, TokenizedPairs, tokenize_pairs
+from utils.data.tokenizers import MAX_LENGTH, Family, TokenizedPairs, tokenize_pairs
 
 __all__ = ["SquadDataset", "build_datasets", "stack"]
 
@@ -172,14 +172,10 @@ def build_datasets(
 ) -> tuple[SquadDataset, SquadDataset]:
     """Return the training and validation sets; validation masks are the same for every seed and epoch.
 
-    ``config.max_seq_length`` must be set. Raises ``DataError``.
+    Without ``config.max_seq_length``, samples are as long as the model allows. Raises ``DataError``.
     """
-    length = config.max_seq_length
-    if length is None:
-        raise DataError("--max-seq-length: not set")
-    if config.pack and family != "gpt2":
-        raise DataError("--pack: only for GPT-2; BERT's samples are pairs of question and context")
-    squad = load_squad(config.dataset, config.cache_dir, config.require_dataset)
+    length = config.max_seq_length or MAX_LENGTH[family]
+    squad = load_squad(config.dataset, config.require_dataset)
     kind = MaskedDataset if family == "bert" else PackedDataset if config.pack else CausalDataset
 
     def build(examples: list[Example], seed: int) -> SquadDataset:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from chakra_et.capture import gloo
-from utils.logs import setup_logging
 from utils.watch import (
     PeerFailure,
     Watch,
@@ -62,6 +61,14 @@ class World:
         if self.size > 1:
             dist.all_reduce(extremes, dist.ReduceOp.MAX)
         return bool(extremes.tolist() == [number, -number])
+
+
+def setup_logging(rank: int) -> None:
+    """Log to stderr; ranks other than 0 log warnings only."""
+    form = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", force=True)
+    for name in ("chakra_et", "utils", "gpt2", "bert", "__main__"):
+        logging.getLogger(name).setLevel(logging.WARNING if rank else logging.INFO)
 
 
 def read_world() -> World:
@@ -167,6 +174,5 @@ def _explain(error: BaseException, rank: int, watch: Watch | None) -> int:
         return 1
     repeated = watch is not None and watch.fail(describe(error))
     if not repeated:
-        detailed = not is_expected(error) or log.isEnabledFor(logging.DEBUG)
-        log.error("rank %d: %s", rank, describe(error), exc_info=error if detailed else None)
+        log.error("rank %d: %s", rank, describe(error), exc_info=None if is_expected(error) else error)
     return 1

@@ -198,7 +198,7 @@ def test_finding_the_checkpoint_to_resume_from(tokenizer, tmp_path: Path) -> Non
     model = GPT2.build(GPT2_PRESETS["tiny"], None, None)
     optimizer = build_optimizer(model, 1e-3, 0.0)
     for step in (20, 3):
-        folder = checkpoint.step_folder(tmp_path, step)
+        folder = tmp_path / f"step-{step}"
         save_checkpoint(folder, model, tokenizer, optimizer, state_of(step))
     save_checkpoint(tmp_path / "best_model", model, tokenizer)
     # The newest, not the one with the most steps, which may be left from a longer run before.

@@ -13,15 +13,14 @@ import torch
 import torch.distributed as dist
 
 from utils import distributed
-from utils.distributed import World, read_world, run, set_threads
-from utils.logs import setup_logging
+from utils.distributed import World, read_world, run, set_threads, setup_logging
 from utils.watch import PeerFailure, Watch
 
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch):
     """Handlers, log levels and threads as they were, and no watch that would end this process later."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "LOGLEVEL"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     root, threads = logging.getLogger(), torch.get_num_threads()
@@ -85,28 +84,10 @@ def test_fewer_gpus_than_processes_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         read_world()
 
 
-@pytest.mark.parametrize(
-    ("level", "rank", "expected"),
-    [
-        (None, 0, "INFO"),
-        (None, 1, "WARNING"),
-        ("debug", 0, "DEBUG"),
-        ("DEBUG", 1, "DEBUG"),
-        ("ERROR", 0, "ERROR"),
-        ("ERROR", 1, "ERROR"),
-    ],
-)
-def test_loglevel(level: str | None, rank: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if level is not None:
-        monkeypatch.setenv("LOGLEVEL", level)
+@pytest.mark.parametrize(("rank", "expected"), [(0, "INFO"), (1, "WARNING")])
+def test_other_ranks_log_warnings_only(rank: int, expected: str) -> None:
     setup_logging(rank)
     assert logging.getLevelName(logging.getLogger("utils.training.trainer").getEffectiveLevel()) == expected
-
-
-def test_an_unknown_loglevel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOGLEVEL", "loud")
-    with pytest.raises(ValueError, match="LOGLEVEL=loud is unknown; choose from DEBUG, INFO"):
-        setup_logging(0)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +179,6 @@ def test_an_error_that_a_signal_causes_in_an_import_is_the_signal(left, capsys) 
         run(main, 30)
     written = capsys.readouterr().err
     assert left == [143] and "rank 0: ended by SIGTERM\n" in written and "SchemaError" not in written
-
-
-def test_debug_shows_the_traceback_of_any_failure(left, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("LOGLEVEL", "DEBUG")
-    with pytest.raises(SystemExit):
-        run(fail_with(ValueError("bad")), 30)
-    assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_world_of_one_under_a_launcher_has_a_process_group(left, monkeypatch, free_port) -> None:

@@ -234,7 +234,7 @@ def test_ctrl_c_under_torchrun_saves_and_ends(start_job: Start) -> None:
 def test_a_wrong_count_of_processes_is_told_once(start_job: Start) -> None:
     job = start_job(2, GPT2, *TINY, "--num-gpus", 4)
     assert job.finish() != 0
-    assert job.output.count("--num-gpus 4 but 2 processes were launched") == 1
+    assert job.output.count("--num-gpus 4 needs as many processes, not 2") == 1
 
 
 @pytest.mark.slow

@@ -170,11 +170,11 @@ def test_a_trace_is_taken_and_the_flags_kept_beside_it(
     assert manifest["ranks"][0]["steps"] == [2, 3]
 
 
-def test_traces_of_other_machines_are_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ranks = [{"rank": r, "files": {"host": {"name": f"run_rank{r}_host.json"}}} for r in range(2)]
-    (tmp_path / "run_manifest.json").write_text(json.dumps({"ranks": ranks}))
-    (tmp_path / "run_rank0_host.json").write_text("{}")
-    assert not convert_traces(str(tmp_path), "run")
-    assert not convert_traces(str(tmp_path), "absent")
-    assert f"the traces of rank 1 are not in {tmp_path} here" in caplog.text
-    assert f"chakra-et convert {tmp_path} --name run" in caplog.text
+def test_traces_of_other_machines_are_asked_for(
+    tmp_path: Path, repo_root: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path in (repo_root / "tests/fixtures/captures/torch-2.13").glob("tiny_2gpu_[hdm]*"):
+        shutil.copy(path, tmp_path)
+    convert_traces(str(tmp_path), "tiny_2gpu")
+    assert "of 2 ranks, the traces of 1 are missing; add them" in capfd.readouterr().err
+    assert f"to repeat it: chakra-et convert {tmp_path} --name tiny_2gpu" in caplog.text

@@ -211,12 +211,3 @@ def test_old_checkpoints_are_removed(make_trainer: Callable[..., Trainer]) -> No
     resumed = make_trainer("gpt2", *flags, "--max-steps", 6, "--resume-from-checkpoint", "latest")
     resumed.train()
     assert {path.name for path in trainer.save_dir.glob("*step-*")} == {"step-5", "step-6", "step-99"}
-
-
-def test_the_loss_scale_survives_a_resume(make_trainer: Callable[..., Trainer]) -> None:
-    flags = ("--fp16", "--max-steps", 3, "--save-steps", 2, "--skip-eval")
-    trainer = make_trainer("gpt2", *flags)
-    trainer.stepper.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9)
-    trainer.train()
-    resumed = make_trainer("gpt2", *flags, "--resume-from-checkpoint", str(trainer.save_dir / "step-2"))
-    assert resumed.stepper.precision.figures == {"loss_scale": 2.0**9}

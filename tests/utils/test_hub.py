@@ -110,8 +110,7 @@ def test_datasets_cache_follows_the_usual_variables(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert hub.datasets_cache(None) == Path(folder)
-    assert hub.datasets_cache("/mine") == Path("/mine")
+    assert hub.datasets_cache() == Path(folder)
 
 
 CARD = """---

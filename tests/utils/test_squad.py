@@ -149,8 +149,9 @@ def test_offline_without_cache_falls_back_with_one_line_and_asks_nobody(
     for name in hub.OFFLINE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.delenv("RANK", raising=False)
-    assert load_squad("squad", str(tmp_path)) == load_squad("sample")
+    assert load_squad("squad") == load_squad("sample")
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and "\n" not in record.message
     for word in (f"{variable} is set", str(tmp_path), "the sample in data/", "--dataset squad"):
@@ -158,10 +159,10 @@ def test_offline_without_cache_falls_back_with_one_line_and_asks_nobody(
 
     caplog.clear()
     monkeypatch.setenv("RANK", "1")
-    load_squad("squad", str(tmp_path))
+    load_squad("squad")
     assert not caplog.records
     with pytest.raises(DataError, match=f"not cached in .*{variable} is set.*--dataset sample"):
-        load_squad("squad", str(tmp_path), required=True)
+        load_squad("squad", required=True)
 
 
 def test_the_real_subset() -> None:
@@ -177,7 +178,8 @@ def test_a_hub_that_answers_but_fails_is_survived(
 ) -> None:
     # The tests run offline, so that the real load_dataset fails as it does on a hub without the data set.
     monkeypatch.setattr("utils.data.squad.hub_problem", lambda: None)
-    assert load_squad("squad", str(tmp_path)) == load_squad("sample")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    assert load_squad("squad") == load_squad("sample")
     record = [record for record in caplog.records if record.name == "utils.data.config"][-1]
     assert "the hub failed: " in record.message and "\n" not in record.message
 

@@ -25,6 +25,7 @@ SMALL = tokenizers.SMALL_FOLDER
 def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No image folder, no hub, and a hub cache of our own."""
     monkeypatch.setattr(tokenizers, "IMAGE_FOLDER", tmp_path / "image")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tokenizers, "hub_problem", lambda: "offline for this test")
 
 
@@ -50,7 +51,7 @@ def test_small_tokenizers_are_what_their_script_makes(tmp_path: Path, repo_root:
 def test_small_tokenizers_load_and_fit(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     name, vocab_size = MODELS[family]
     with caplog.at_level(logging.INFO):
-        tokenizer, source = load_tokenizer(family, name, DataConfig(cache_dir=str(tmp_path)), vocab_size)
+        tokenizer, source = load_tokenizer(family, name, DataConfig(), vocab_size)
     assert source == f"the small one in data/tokenizers/{name} (offline for this test)"
     assert [record.message for record in caplog.records] == [f"tokenizer: {source}"]
     assert 2000 < len(tokenizer) == max(tokenizer.get_vocab().values()) + 1 < vocab_size
@@ -65,7 +66,7 @@ def test_small_tokenizers_load_and_fit(family: str, tmp_path: Path, caplog: pyte
 
 
 def test_small_gpt2_tokenizer_loses_no_byte(tmp_path: Path) -> None:
-    tokenizer, _ = load_tokenizer("gpt2", "gpt2", DataConfig(cache_dir=str(tmp_path)), 50257)
+    tokenizer, _ = load_tokenizer("gpt2", "gpt2", DataConfig(), 50257)
     text = " Çay, 훈민정음 and\n\n\t\U0001f600 don't cost 9,192,631,770 €\x00."
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert (
@@ -74,7 +75,7 @@ def test_small_gpt2_tokenizer_loses_no_byte(tmp_path: Path) -> None:
 
 
 def test_small_bert_tokenizer_lays_out_pairs(tmp_path: Path) -> None:
-    tokenizer, _ = load_tokenizer("bert", "bert-base-uncased", DataConfig(cache_dir=str(tmp_path)), 30522)
+    tokenizer, _ = load_tokenizer("bert", "bert-base-uncased", DataConfig(), 30522)
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert tokenizer.convert_tokens_to_ids(names) == [0, 1, 2, 3, 4]
     ids = tokenizer("WHERE is the lighthouse?", "On Pharos.")["input_ids"]
@@ -83,15 +84,14 @@ def test_small_bert_tokenizer_lays_out_pairs(tmp_path: Path) -> None:
 
 def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each place is used once those before it are gone."""
-    image, cache, default = tmp_path / "image", tmp_path / "cache", tmp_path / "default"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(default))
+    image, cache = tmp_path / "image", tmp_path / "cache"
     given = shutil.copytree(SMALL / "gpt2", tmp_path / "given")
     for name in ("gpt2-xl", "gpt2"):
         shutil.copytree(SMALL / "gpt2", image / name)
     cached(cache, "gpt2", SMALL / "gpt2")
 
     def source(**flags: str) -> str:
-        return load_tokenizer("gpt2", "gpt2-xl", DataConfig(cache_dir=str(cache), **flags), 50257)[1]
+        return load_tokenizer("gpt2", "gpt2-xl", DataConfig(**flags), 50257)[1]
 
     assert source(tokenizer=str(given)) == f"--tokenizer {given}"
     assert source(tokenizer=str(given / "tokenizer.json")) == f"--tokenizer {given / 'tokenizer.json'}"
@@ -137,7 +137,7 @@ def test_a_tokenizer_that_does_not_fit_is_skipped_with_a_warning(
 ) -> None:
     (tmp_path / "image/gpt2").mkdir(parents=True)
     (tmp_path / "image/gpt2/tokenizer.json").write_text("[]")
-    tokenizer, source = load_tokenizer("gpt2", "gpt2", DataConfig(cache_dir=str(tmp_path)), 50257)
+    tokenizer, source = load_tokenizer("gpt2", "gpt2", DataConfig(), 50257)
     assert source.startswith("the small one") and len(tokenizer) < 50257
     assert (
         "is skipped" in caplog.records[0].message
@@ -145,7 +145,7 @@ def test_a_tokenizer_that_does_not_fit_is_skipped_with_a_warning(
     )
 
     with pytest.raises(DataError, match="no gpt2 tokenizer fits a vocabulary of 100"):
-        load_tokenizer("gpt2", "tiny", DataConfig(cache_dir=str(tmp_path)), 100)
+        load_tokenizer("gpt2", "tiny", DataConfig(), 100)
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -162,7 +162,7 @@ def test_the_real_vocabularies(family: str) -> None:
 def test_a_hub_that_answers_but_fails_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests run offline, so that the real hf_hub_download fails.
     monkeypatch.setattr(tokenizers, "hub_problem", lambda: None)
-    _, source = load_tokenizer("gpt2", "gpt2", DataConfig(cache_dir=str(tmp_path)), 50257)
+    _, source = load_tokenizer("gpt2", "gpt2", DataConfig(), 50257)
     assert source.startswith("the small one in data/tokenizers/gpt2 (the hub failed: ") and "\n" not in source
 
 

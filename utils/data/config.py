@@ -9,9 +9,11 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from chakra_et.capture.config import flag
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 PROBE_SECONDS = 5.0
@@ -24,11 +26,6 @@ class DataError(ValueError):
     """Bad input from the user; the message names the flag or file and what to do."""
 
 
-def flag(default: Any, help_text: str) -> Any:
-    """A field that is a flag of the command line."""
-    return field(default=default, metadata={"help": help_text})
-
-
 @dataclass
 class DataConfig:
     """What to train on, and how it is cut into samples."""
@@ -39,7 +36,6 @@ class DataConfig:
     tokenizer: str | None = flag(
         None, "tokenizer.json or its folder (default: Docker image, hub cache, hub, data/tokenizers)"
     )
-    cache_dir: str | None = flag(None, "folder for downloads (default: HF_DATASETS_CACHE, then HF_HOME)")
     max_seq_length: int | None = flag(
         None, "longest sample in tokens (default: 1024 for GPT-2 and 512 for BERT on GPUs, 128 on CPUs)"
     )
@@ -80,12 +76,10 @@ def hub_problem() -> str | None:
     return _probe(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", PROBE_SECONDS)
 
 
-def datasets_cache(cache_dir: str | None) -> Path:
-    """The folder that ``datasets`` caches in: --cache-dir, HF_DATASETS_CACHE, or below HF_HOME."""
-    if cache_dir or (cache_dir := os.environ.get("HF_DATASETS_CACHE")):
-        return Path(cache_dir).expanduser()
+def datasets_cache() -> Path:
+    """The folder that ``datasets`` caches in: HF_DATASETS_CACHE, or below HF_HOME."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(home).expanduser() / "datasets"
+    return Path(os.environ.get("HF_DATASETS_CACHE") or Path(home, "datasets")).expanduser()
 
 
 @functools.lru_cache

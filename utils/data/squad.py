@@ -36,7 +36,7 @@ class Squad(NamedTuple):
     source: str
 
 
-def load_squad(dataset: str, cache_dir: str | None = None, required: bool = False) -> Squad:
+def load_squad(dataset: str, required: bool = False) -> Squad:
     """Read ``--dataset``: "squad" (cache, then hub, then the sample), "sample" or the path of a JSON file.
 
     A file is split into train and validation by ``hold_out``. Raises ``DataError`` for a bad file or name,
@@ -50,7 +50,7 @@ def load_squad(dataset: str, cache_dir: str | None = None, required: bool = Fals
             return _from_file(path, str(path))
         raise DataError(f"--dataset {dataset}: no such file; give squad, sample or a SQuAD JSON file")
 
-    folder = datasets_cache(cache_dir)
+    folder = datasets_cache()
     cached = [name for name in HUB_NAMES if (folder / name.replace("/", "___")).is_dir()]
     for name in cached:
         try:

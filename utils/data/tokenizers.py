@@ -54,7 +54,7 @@ def load_tokenizer(
     """
     chosen = Path(config.tokenizer).expanduser() if config.tokenizer is not None else None
     wanted = [(chosen, f"--tokenizer {chosen}")] if chosen is not None else None
-    for path, source in wanted or _candidates(family, model_name, config.cache_dir):
+    for path, source in wanted or _candidates(family, model_name):
         try:
             tokenizer = _open(family, path, vocab_size)
         except DataError as error:
@@ -67,21 +67,19 @@ def load_tokenizer(
     raise DataError(f"no {family} tokenizer fits a vocabulary of {vocab_size}; give one with --tokenizer")
 
 
-def _candidates(family: Family, model_name: str, cache_dir: str | None) -> Iterator[tuple[Path, str]]:
+def _candidates(family: Family, model_name: str) -> Iterator[tuple[Path, str]]:
     """Places to look in, best first; the hub is asked only after the ones before it failed."""
     import huggingface_hub
 
-    cache_dir = str(Path(cache_dir).expanduser()) if cache_dir else None
     for name in dict.fromkeys((model_name, VOCABULARY[family])):
         folder = IMAGE_FOLDER / name
         if folder.is_dir():
             yield folder, f"the image's {folder}"
 
-    for cache in dict.fromkeys((cache_dir, None)):
-        for repository in HUB_NAMES[family]:
-            cached = huggingface_hub.try_to_load_from_cache(repository, "tokenizer.json", cache_dir=cache)
-            if isinstance(cached, str):
-                yield Path(cached), f"the hub cache's {repository}"
+    for repository in HUB_NAMES[family]:
+        cached = huggingface_hub.try_to_load_from_cache(repository, "tokenizer.json")
+        if isinstance(cached, str):
+            yield Path(cached), f"the hub cache's {repository}"
 
     problem = hub_problem()
     if problem is None:
@@ -89,7 +87,7 @@ def _candidates(family: Family, model_name: str, cache_dir: str | None) -> Itera
         if not sys.stderr.isatty():
             huggingface_hub.utils.disable_progress_bars()
         try:
-            path = huggingface_hub.hf_hub_download(repository, "tokenizer.json", cache_dir=cache_dir)
+            path = huggingface_hub.hf_hub_download(repository, "tokenizer.json")
             yield Path(path), f"the hub's {repository}"
             problem = "the hub's tokenizer doesn't fit"
         except Exception as error:  # whatever the hub's library raises, the small tokenizers are still there

@@ -27,16 +27,11 @@ log = logging.getLogger(__name__)
 BEST = "best_model"
 STATE = "trainer_state.json"
 OPTIMIZER = "optimizer.pt"
-STATE_KEYS = {"step", "best_loss", "model_name", "order", "saved_at"}  # "complete" and "scaler" came later
+STATE_KEYS = {"step", "best_loss", "model_name", "order", "saved_at"}  # "complete" came later
 
 
 class CheckpointError(OSError):
     """A checkpoint can't be written or read; the message says which one and why."""
-
-
-def step_folder(save_dir: Path, step: int) -> Path:
-    """The folder of the checkpoint after ``step`` optimizer steps."""
-    return save_dir / f"step-{step}"
 
 
 def save_checkpoint(
@@ -178,13 +173,12 @@ class Saver:
     def checkpoint(self, step: int, best_loss: float, last: bool) -> float:
         """Save a checkpoint to resume from, and remove the oldest; returns the seconds it took."""
         began = time.perf_counter()
-        folder = step_folder(self.save_dir, step)
+        folder = self.save_dir / f"step-{step}"
         state = {
             "step": step,
             "best_loss": best_loss if math.isfinite(best_loss) else None,
             "model_name": self.config.model_name,
             "order": self.order,
-            "scaler": self.stepper.precision.scaler.state_dict(),
             "complete": False,
         }
         if self._save(folder, last, self.stepper.optimizer, state):

@@ -6,17 +6,15 @@ import contextlib
 import dataclasses
 import math
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from chakra_et import cli
-from chakra_et.capture.config import TraceConfig
+from chakra_et.capture.config import TraceConfig, flag
 from chakra_et.files import write_json
-from utils.data.config import DataConfig, flag
-from utils.data.tokenizers import Family
-from utils.logs import read_level
+from utils.data.config import DataConfig
+from utils.data.tokenizers import MAX_LENGTH, Family
 
 AT_LEAST_1 = (
     *("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps"),
@@ -31,11 +29,6 @@ def parse_config(config_class: type[TrainConfig], description: str | None) -> Tr
     with contextlib.ExitStack() as quiet:
         if os.environ.get("RANK", "0") != "0":
             quiet.enter_context(contextlib.redirect_stderr(quiet.enter_context(open(os.devnull, "w"))))
-        try:
-            read_level()
-        except ValueError as error:
-            print(f"{program}: error: {error}", file=sys.stderr)
-            sys.exit(2)
         return cli.parse(config_class, prog=program, description=(description or "").partition("\n")[0])
 
 
@@ -45,7 +38,6 @@ class TrainConfig(TraceConfig, DataConfig):
 
     family: ClassVar[Family]
     presets: ClassVar[dict[str, dict[str, int]]]
-    context: ClassVar[int]
 
     model_name: str = flag("", "model size")
     dropout: float | None = flag(None, "dropout rate of all layers (default: the model's own)")
@@ -61,7 +53,6 @@ class TrainConfig(TraceConfig, DataConfig):
     num_gpus: int | None = flag(None, "fail unless this many processes were launched (default: any number)")
     seed: int = flag(42, "seed of initial weights, data order, masks and dropout")
     bf16: bool = flag(False, "compute in bfloat16 where that is safe (autocast)")
-    fp16: bool = flag(False, "compute in float16 where that is safe (autocast), with loss scaling")
     gradient_checkpointing: bool = flag(
         False, "compute activations again in the backward pass instead of keeping them"
     )
@@ -99,34 +90,21 @@ class TrainConfig(TraceConfig, DataConfig):
         for name in ("learning_rate", "dist_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{_dashed(name)} must be above 0, not {getattr(self, name)}")
-        if self.bf16 and self.fp16:
-            raise ValueError("--bf16 and --fp16 exclude each other: give only one")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout must be at least 0 and below 1, not {self.dropout}")
-        self.check_context(self.context, self.model_name)
+        context = MAX_LENGTH[self.family]
+        if self.max_seq_length is not None and self.max_seq_length > context:
+            raise ValueError(
+                f"--max-seq-length {self.max_seq_length} exceeds the {context} tokens of "
+                f"{self.model_name}'s context"
+            )
         if self.max_steps:
             self.check_trace_length(self.max_steps, "--max-steps")
         launched = int(os.environ.get("WORLD_SIZE", 1))
-        if self.num_gpus in (None, launched):
-            return
-        if "WORLD_SIZE" in os.environ:
+        if self.num_gpus not in (None, launched):
             raise ValueError(
-                f"--num-gpus {self.num_gpus} but {launched} processes were launched: "
-                f"give torchrun the same number (--nproc_per_node times --nnodes), or omit --num-gpus"
-            )
-        launch = (
-            f"torchrun --nproc_per_node {self.num_gpus} {self.family}/train.py --num-gpus {self.num_gpus}"
-        )
-        raise ValueError(
-            f"--num-gpus {self.num_gpus} needs {self.num_gpus} processes and this is one: "
-            f"start it as `{launch} …`"
-        )
-
-    def check_context(self, context: int, model: str) -> None:
-        """Raise ValueError if sequences are longer than the model's context."""
-        if self.max_seq_length is not None and self.max_seq_length > context:
-            raise ValueError(
-                f"--max-seq-length {self.max_seq_length} exceeds the {context} tokens of {model}'s context"
+                f"--num-gpus {self.num_gpus} needs as many processes, not {launched}: omit it, or launch "
+                f"`torchrun --nproc_per_node {self.num_gpus} {self.family}/train.py …` (times --nnodes)"
             )
 
     def check_trace_length(self, steps: int, origin: str) -> None:

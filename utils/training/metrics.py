@@ -73,7 +73,7 @@ class Metrics:
         """Publish named figures of ``step`` (from 1)."""
         if not self.active:
             return
-        # JSON has no infinity, which a gradient norm under float16 can be.
+        # JSON has no infinity, which a gradient norm can be.
         content = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         try:
             self._file.write((json.dumps({"step": step, **content}) + "\n").encode())

@@ -1,6 +1,5 @@
 """One optimizer step: forward and backward passes over this rank's micro-batches, one update of the weights;
-with the model, the samples that each rank sees, the optimizer, its learning rate, and what a forward pass
-computes in.
+with the model, the samples that each rank sees, the optimizer and its learning rate.
 
 Each step has one collective besides DDP's own, over four numbers: the loss, its token count, the count of all
 tokens, and whether a rank was asked to stop. The loss is a mean over the tokens of the global batch, so loss
@@ -17,12 +16,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Sampler
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -116,24 +114,14 @@ class BatchPlan:
         wanted = self.steps_per_epoch * self.global_batch
         return permutation.repeat(-(-wanted // self.samples))[:wanted]
 
+    def micro_batches(self, rank: int, epoch: int, first_step: int = 0) -> list[list[int]]:
+        """The micro-batches of one rank in one epoch, from optimizer step ``first_step`` of that epoch on.
 
-class MicroBatches(Sampler[list[int]]):
-    """The micro-batches of one rank in one epoch, from optimizer step ``first_step`` of that epoch on.
-
-    Global batch k is order[k·G : (k+1)·G]; micro-batch m of rank r starts at (m·world + r)·B within it. The
-    samples of a step therefore depend on G alone, not on how ranks and accumulation share it.
-    """
-
-    def __init__(self, plan: BatchPlan, rank: int, epoch: int, first_step: int = 0):
-        self.plan, self.rank, self.epoch, self.first_step = plan, rank, epoch, first_step
-
-    def __len__(self) -> int:
-        return (self.plan.steps_per_epoch - self.first_step) * self.plan.accumulation
-
-    def __iter__(self) -> Iterator[list[int]]:
-        plan = self.plan
-        blocks = plan.order(self.epoch).view(-1, plan.world_size, plan.micro_batch)
-        yield from blocks[self.first_step * plan.accumulation :, self.rank].tolist()
+        Global batch k is order[k·G : (k+1)·G]; micro-batch m of rank r starts at (m·world + r)·B within it.
+        The samples of a step therefore depend on G alone, not on how ranks and accumulation share it.
+        """
+        blocks = self.order(epoch).view(-1, self.world_size, self.micro_batch)
+        return cast("list[list[int]]", blocks[first_step * self.accumulation :, rank].tolist())
 
 
 def derived_seed(*parts: object) -> int:
@@ -170,36 +158,6 @@ def learning_rate_at(step: int, peak: float, warmup_steps: int, total_steps: int
     return peak * max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
 
 
-class Precision:
-    """Autocast to bfloat16 or float16, with weights, gradients and optimizer state in float32.
-
-    Gradients of float16 vanish below 6e-8, so its loss is multiplied by a scale that halves when a gradient
-    overflows (that step is skipped) and doubles after 2,000 steps without one. Overflows reach all ranks in
-    DDP's all-reduce, so all ranks skip the same steps. Raises ValueError if the device lacks the format.
-    """
-
-    def __init__(self, device: torch.device, bf16: bool, fp16: bool):
-        self.device = device
-        self.dtype = torch.bfloat16 if bf16 else torch.float16 if fp16 else torch.float32
-        if bf16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-            raise ValueError(f"--bf16: {torch.cuda.get_device_name()} does not support bfloat16; omit it")
-        self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
-
-    def autocast(self) -> torch.autocast:
-        """The context of a forward pass."""
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """The loss scale, for the log; empty without one."""
-        return {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue with the loss scale of a checkpoint, if both use one."""
-        if state and self.scaler.is_enabled():
-            self.scaler.load_state_dict(state)
-
-
 def rescale(parameters: Iterable[torch.nn.Parameter], factor: float, max_norm: float) -> Tensor | None:
     """Multiply all gradients by ``factor``, or by less if their norm would exceed ``max_norm``.
 
@@ -215,14 +173,6 @@ def rescale(parameters: Iterable[torch.nn.Parameter], factor: float, max_norm: f
     return norm
 
 
-class StepResult(NamedTuple):
-    """``figures`` for the log, ``tokens`` over all ranks, and whether a rank was asked to ``stop``."""
-
-    figures: dict[str, Any]
-    tokens: float
-    stop: bool
-
-
 class Stepper:
     """Runs optimizer steps on one rank, with DDP if there are several."""
 
@@ -232,11 +182,8 @@ class Stepper:
     ):  # fmt: skip
         self.config, self.family, self.world, self.watch = config, family, world, watch
         self.model, self.optimizer, self.total_steps = model, optimizer, total_steps
-        self.precision = Precision(world.device, config.bf16, config.fp16)
-        # float16 loses a sum over thousands of tokens: its loss is divided by their number at most, and the
-        # gradient multiplied by it once it is in float32.
-        positions = config.batch_size * (config.max_seq_length or 1)
-        self.divisor = positions if config.fp16 else 1
+        if config.bf16 and world.device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise ValueError(f"--bf16: {torch.cuda.get_device_name()} does not support bfloat16; omit it")
         self.ddp: DistributedDataParallel | None = None
         if world.size > 1:
             # These models have constant buffers only: nothing to broadcast per step.
@@ -247,8 +194,9 @@ class Stepper:
         if config.compile:
             self.wrapped = cast(nn.Module, torch.compile(self.wrapped))
 
-    def run(self, step: int, batches: Iterator[Batch]) -> StepResult:
-        """Take optimizer step ``step`` (from 0). Raises ValueError if the loss is not finite."""
+    def run(self, step: int, batches: Iterator[Batch]) -> tuple[dict[str, Any], float, bool]:
+        """Take optimizer step ``step`` (from 0); returns figures for the log, the tokens over all ranks, and
+        whether a rank was asked to stop. Raises ValueError if the loss is not finite."""
         config, watch = self.config, self.watch
         torch.manual_seed(derived_seed(config.seed, "step", step, self.world.rank))
         rate = learning_rate_at(step, config.learning_rate, config.warmup_steps, self.total_steps)
@@ -263,7 +211,7 @@ class Stepper:
             with self.ddp.no_sync() if self.ddp is not None and inner else contextlib.nullcontext():
                 loss, counted = self._forward(batch)
                 watch.mark(step, "backward", micro)
-                self.precision.scaler.scale(loss / self.divisor if self.divisor > 1 else loss).backward()
+                loss.backward()
             seen = batch["attention_mask"].sum()
             sums += torch.stack([loss.detach().double(), counted.double(), seen.double()])
         watch.mark(step, "reducing")
@@ -272,17 +220,13 @@ class Stepper:
         if not math.isfinite(mean):
             raise ValueError(f"the loss is {mean} at step {step + 1}: lower --learning-rate")
         watch.mark(step, "optimizer step")
-        # The gradients of the loss, without its scale; fp16's may have overflowed.
-        scaler = self.precision.scaler
-        scaler.unscale_(self.optimizer)
         # DDP has averaged gradients of sums over ranks; rescale them to the mean over all tokens.
-        factor = self.world.size * self.divisor / max(1.0, predicted)
+        factor = self.world.size / max(1.0, predicted)
         norm = rescale(self.model.parameters(), factor, config.max_grad_norm)
-        scaler.step(self.optimizer)
-        scaler.update()
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         figures = {"loss": mean, "learning_rate": rate, **({} if norm is None else {"grad_norm": norm})}
-        return StepResult(figures | self.precision.figures, tokens, stop > 0)
+        return figures, tokens, stop > 0
 
     @torch.no_grad()
     def evaluate(self, step: int, batches: Iterable[Batch]) -> float | None:
@@ -293,12 +237,17 @@ class Stepper:
             self.watch.mark(step - 1, "evaluating", index)
             if self.watch.signal:
                 break
-            with self.precision.autocast():
+            with self.autocast():
                 loss, counted = self.family.loss_sum(self.model, self.to_device(batch))
             sums += torch.stack([loss.double(), counted.double()])
         self.model.train()
         loss_sum, predicted, stop = self.world.sum(*sums, float(self.watch.signal != 0))
         return None if stop else loss_sum / max(1.0, predicted)
+
+    def autocast(self) -> torch.autocast:
+        """The context of a forward pass: bfloat16 where that is safe, or nothing. Weights, gradients and
+        optimizer state are float32."""
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.config.bf16)
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch on this rank's device."""
@@ -306,7 +255,7 @@ class Stepper:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         try:
-            with self.precision.autocast():
+            with self.autocast():
                 return self.family.loss_sum(self.wrapped, batch)
         except Exception as error:
             if self.config.compile and type(error).__module__.startswith(COMPILER_MODULES):

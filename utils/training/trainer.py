@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import math
 import shlex
@@ -24,14 +23,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from chakra_et.capture.tracer import ChakraTracer
-from utils.data.tokenizers import load_tokenizer
+from utils.data.tokenizers import MAX_LENGTH, load_tokenizer
 from utils.data_utils import build_datasets, stack
 from utils.distributed import World, run
 from utils.training import checkpoint
 from utils.training.checkpoint import Saver
 from utils.training.config import TrainConfig
 from utils.training.metrics import Metrics
-from utils.training.step import Batch, BatchPlan, MicroBatches, ModelFamily, Stepper, build_optimizer
+from utils.training.step import Batch, BatchPlan, ModelFamily, Stepper, build_optimizer
 from utils.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -61,7 +60,9 @@ class Trainer:
         self.save_dir = Path(config.save_dir)
         # Defaults that depend on the machine, so that the saved configuration is complete.
         if config.max_seq_length is None:
-            config.max_seq_length = config.context if world.device.type == "cuda" else CPU_SEQ_LENGTH
+            config.max_seq_length = (
+                MAX_LENGTH[config.family] if world.device.type == "cuda" else CPU_SEQ_LENGTH
+            )
         if config.trace_name is None:
             config.trace_name = f"{config.family}_{world.size}gpu_trace"
         if world.is_main:
@@ -82,7 +83,6 @@ class Trainer:
             config.presets[config.model_name], resumed, config.dropout, config.gradient_checkpointing
         )
         self.model.to(world.device)  # type: ignore[arg-type]
-        config.check_context(self.model.config.max_position_embeddings, config.model_name)
         self._build_data()
         samples, accumulation = len(self.training_set), config.gradient_accumulation_steps
         self.plan = BatchPlan(samples, config.batch_size, world.size, accumulation, config.seed)
@@ -99,7 +99,6 @@ class Trainer:
 
     def _resume(self, folder: Path, state: dict[str, Any], order: dict[str, int]) -> None:
         checkpoint.load_optimizer(folder, self.optimizer, self.world.device)
-        self.stepper.precision.load_state(state.get("scaler", {}))
         self.step, self.complete = state["step"], state.get("complete", False)
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         if not self.world.agree(self.step):
@@ -194,7 +193,7 @@ class Trainer:
                 log.warning("stopped by %s after step %d of %d: %s", name, self.step, self.total_steps, saved)
             return 128 + number
         if self.world.is_main:
-            if tracer is not None and self.config.convert:
+            if tracer is not None and tracer.written and self.config.convert:
                 convert_traces(self.config.trace_output_dir, str(self.config.trace_name))
             print(self._summary(metrics), flush=True)
         return 0
@@ -204,21 +203,21 @@ class Trainer:
         while True:
             epoch, first_step = divmod(self.step, self.plan.steps_per_epoch)
             self.training_set.set_epoch(epoch)
-            sampler = MicroBatches(self.plan, self.world.rank, epoch, first_step)
-            yield from self._loader(self.training_set, batch_sampler=sampler)
+            indices = self.plan.micro_batches(self.world.rank, epoch, first_step)
+            yield from self._loader(self.training_set, batch_sampler=indices)
 
     def _take_step(self, tracer: ChakraTracer | None, metrics: Metrics, batches: Generator[Batch]) -> bool:
         """One optimizer step and its figures; returns whether a rank was asked to stop."""
         began = time.perf_counter()
-        result = self.stepper.run(self.step, batches)
+        figures, tokens, stop = self.stepper.run(self.step, batches)
         ended = time.perf_counter()
         self.step, self.complete = self.step + 1, False
         if tracer is not None:
             tracer.step()
         traced = {"trace_seconds": time.perf_counter() - ended} if tracer is not None else {}
         shown = self.step == self.total_steps or self.step % self.config.logging_steps == 0
-        metrics.advance(self.step, result.tokens, ended - began, result.figures | traced, shown)
-        return result.stop
+        metrics.advance(self.step, tokens, ended - began, figures | traced, shown)
+        return stop
 
     def _save(self, metrics: Metrics, stop: bool) -> None:
         """Save the checkpoint that is due after a step."""
@@ -271,32 +270,12 @@ class Trainer:
         return f"{config.family} {config.model_name}: {done}; {where}"
 
 
-def convert_traces(folder: str, name: str) -> bool:
+def convert_traces(folder: str, name: str) -> None:
     """Run ``chakra-et convert`` on the traces NAME in ``folder``, in a process of its own.
 
-    Returns whether all were converted. A failure is logged with the command to repeat: the traces are kept.
+    A failure is logged with the command to repeat, as the traces of other nodes may have to be copied first.
     """
-    place = Path(folder).resolve()
-    again = f"chakra-et convert {shlex.quote(folder)} --name {shlex.quote(name)}"
-    try:
-        ranks = json.loads((place / f"{name}_manifest.json").read_text(encoding="utf-8"))["ranks"]
-    except OSError:
-        ranks = []
-    if not any(rank["files"] for rank in ranks):
-        return False  # the tracer has logged why there are none
-    elsewhere = [
-        str(rank["rank"])
-        for rank in ranks
-        if not all((place / each["name"]).is_file() for each in rank["files"].values())
-    ]
-    if elsewhere:
-        log.warning(
-            "not converted: the traces of rank %s are not in %s here; copy them to it, then run: %s",
-            *(", ".join(elsewhere), folder, again),
-        )
-        return False
-    command = [sys.executable, "-m", "chakra_et", "convert", str(place), "--name", name]
+    command = [sys.executable, "-m", "chakra_et", "convert", str(Path(folder).resolve()), "--name", name]
     if subprocess.run(command, cwd=ROOT).returncode:
+        again = f"chakra-et convert {shlex.quote(folder)} --name {shlex.quote(name)}"
         log.error("the traces are kept, but not all could be converted; to repeat it: %s", again)
-        return False
-    return True
