@@ -112,7 +112,7 @@ def publisher(
     except ImportError:
         raise ValueError(f"--report-to {target} needs the {target} package: pip install it") from None
     if target == "tensorboard":
-        writer = closing.enter_context(SummaryWriter(log_dir=str(folder / "tensorboard")))
+        writer: Any = closing.enter_context(SummaryWriter(log_dir=str(folder / "tensorboard")))
 
         def add(step: int, figures: dict[str, float]) -> None:
             for name, value in figures.items():
@@ -122,13 +122,17 @@ def publisher(
     if target != "wandb":
         return lambda step, figures: None
     try:
-        run = wandb.init(project="mosim-llms", name=name, dir=str(folder), config=values)
+        run: Any = wandb.init(project="mosim-llms", name=name, dir=str(folder), config=values)
     except wandb.errors.Error as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"--report-to wandb: {reason}; log in with `wandb login`, or set WANDB_MODE=offline"
         ) from None
-    closing.push(lambda kind, *_: run.finish(exit_code=int(kind is not None)))
+
+    def finish(kind: type[BaseException] | None, *_: object) -> None:
+        run.finish(exit_code=int(kind is not None))
+
+    closing.push(finish)
     return lambda step, figures: run.log(figures, step=step)
 
 
