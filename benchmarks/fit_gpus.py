@@ -34,8 +34,7 @@ from chakra_et.cost.fit import fit as fit_model
 from chakra_et.cost.operator_times import CLASSES, FILE, SETS, GpuModel, OperatorCall, gpu_model, item_bytes
 from chakra_et.errors import TraceError
 from chakra_et.files import write_text
-from chakra_et.predict.gpu import ratio
-from chakra_et.predict.gpu_work import launched_operators
+from chakra_et.predict.gpu import launched_operators, ratio
 from chakra_et.simulate.run import make_run
 from chakra_et.text import table
 from chakra_et.traces.sets import Pair

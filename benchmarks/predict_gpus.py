@@ -11,8 +11,7 @@ from chakra_et.convert.pair import convert_pair
 from chakra_et.cost import networks
 from chakra_et.cost.operator_times import CLASSES
 from chakra_et.errors import TraceError
-from chakra_et.predict.gpu import OtherGpu
-from chakra_et.predict.gpu_work import device_work, kernel_kinds
+from chakra_et.predict.gpu import OtherGpu, device_work, kernel_kinds
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.text import shortened

@@ -15,8 +15,7 @@ from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et.cost import gpus, operator_times
 from chakra_et.cost.operator_times import CLASSES, OperatorCall, gpu_model
 from chakra_et.et.columns import TensorInfo
-from chakra_et.predict.gpu import OtherGpu, ratio
-from chakra_et.predict.gpu_work import kernel_kinds, launched_operators
+from chakra_et.predict.gpu import OtherGpu, kernel_kinds, launched_operators, ratio
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
 from tests.shared import shared_path

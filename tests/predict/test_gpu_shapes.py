@@ -11,8 +11,8 @@ import pytest
 from chakra_et.convert.pair import convert_pair
 from chakra_et.cost.operator_times import OperatorCall
 from chakra_et.et import file as et_file
+from chakra_et.predict.gpu import launched_operators
 from chakra_et.predict.gpu_shapes import described, memory_layout
-from chakra_et.predict.gpu_work import launched_operators
 from chakra_et.simulate.run import make_run
 from chakra_et.traces.fields import STRIDES
 from chakra_et.traces.sets import Pair
