@@ -26,9 +26,10 @@ from chakra_et.convert import runs as convert_sets
 from chakra_et.convert.pair import PairOptions
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
+from chakra_et.job.operators import inside
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.traces import sets as trace_sets
-from chakra_et.transform.ddp import find_backward, inside
+from chakra_et.transform.ddp import find_backward
 from chakra_et.transform.fsdp import ddp_rows, view_micros
 
 WIDTH, BATCH, STEPS = 64, 8, 6

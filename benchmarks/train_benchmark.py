@@ -3,9 +3,8 @@
 
     python benchmarks/train_benchmark.py [--dataset FILE] [--model-name gpt2] [--bf16] [--rounds 3]
 
-Runs of GPT-2 alternate, each in a process of its own (benchmarks/train_runs.py): ours, Hugging Face's
-Trainer, ours with --pack. Batches are padded to their longest sample in all but the packed runs, and only
-tokens that are not padding count. A step lasts until the next one begins; the first three are left out, and
+Runs of GPT-2 alternate, each in a process of its own (benchmarks/train_runs.py): ours and Hugging Face's
+Trainer. Batches are padded to their longest sample, and only tokens that are not padding count. A step lasts until the next one begins; the first three are left out, and
 the figures are medians over the rounds. The overhead of tracing is measured on equal steps, in turns within
 one process. Targets are judged by the time on GPUs, and on CPUs, where other programs slow a run down, by the
 CPU time of the training process.
@@ -37,8 +36,8 @@ from chakra_et.cli import parse
 RUNS = Path(__file__).with_name("train_runs.py")
 SKIPPED = 3  # steps until caches and memory have settled
 MEMORY_STEPS, ACTIVE = 8, 3  # of a run that measures memory; its traced steps
-SPEED, PACKED, UNTRACED, TRACED, MEMORY_MB, PAIR_MB = 1.0, 1.3, 1.02, 1.10, 300.0, 30.0
-NAMES = {"ours": "ours", "hf": "Hugging Face Trainer", "packed": "ours, --pack"}
+SPEED, UNTRACED, TRACED, MEMORY_MB, PAIR_MB = 1.0, 1.02, 1.10, 300.0, 30.0
+NAMES = {"ours": "ours", "hf": "Hugging Face Trainer"}
 PARTS = ("speed", "memory", "tracing")
 Figures = dict[str, Any]
 
@@ -93,10 +92,7 @@ def compare_speed(config: Config) -> dict[str, bool]:
         tokens = median(speed(run, "wall") for run in runs[name])
         print(f"| {title} | {tokens:,.0f} | {wall:.2f} | {cpu:.2f} |")
     print()
-    return {
-        f"tokens/s at least {SPEED} × Hugging Face's": ratios["ours"] >= SPEED,
-        f"with --pack at least {PACKED} ×": ratios["packed"] >= PACKED,
-    }
+    return {f"tokens/s at least {SPEED} × Hugging Face's": ratios["ours"] >= SPEED}
 
 
 def compare_memory(config: Config) -> dict[str, bool]:
@@ -154,7 +150,7 @@ def measure(config: Config, name: str, steps: int, variables: dict[str, str] | N
     flags = ["--model-name", config.model_name, "--dataset", config.dataset, "--skip-eval", "--save-steps", 0]
     flags += ["--batch-size", config.batch_size, "--max-seq-length", config.max_seq_length]
     flags += ["--max-steps", steps, "--save-dir", folder / "model", "--trace-output-dir", folder]
-    flags += [flag for flag, given in (("--bf16", config.bf16), ("--pack", name == "packed")) if given]
+    flags += ["--bf16"] if config.bf16 else []
     if name == "traced":
         flags += ["--enable-tracing", "--no-convert", "--trace-name", "trace", "--trace-active-steps", ACTIVE]
     kind = name if name in ("hf", "tracing") else "ours"

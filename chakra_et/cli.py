@@ -154,11 +154,13 @@ def dispatch(
     commands: Mapping[str, tuple[str, str]],
     argv: Sequence[str] | None,
     refusal: Refusal,
+    needs: str = "",
 ) -> int:
     """Run ``program COMMAND …`` and return its exit status, 2 for unusable arguments or input.
 
     ``commands``: name → (module with ``main(argv) -> status``, one line of help). Only the module of the
-    command that runs is imported. ``refusal`` is the error that a command raises for bad input.
+    command that runs is imported. ``refusal`` is the error that a command raises for bad input;
+    ``needs``: the environment of a checkout that has all packages, see scripts/environment.py.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -176,6 +178,11 @@ def dispatch(
     _running, module = f"{program} {arguments[0]}", commands[arguments[0]][0]
     try:
         return run(lambda: importlib.import_module(module).main(arguments[1:]), refusal)
+    except ModuleNotFoundError as error:
+        if not needs:
+            raise
+        make = f"make the environment with 'python3 scripts/environment.py {needs}' and use .venv/bin/python."
+        return _fail(f"error: {error.name} is not installed for {sys.executable}: {make}", 2)
     finally:
         _running = None
 

@@ -28,15 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # Searches make many objects that live on, and hardly any cycles: looking for those is in vain.
         gc.set_threshold(100_000)
-    try:
-        return cli.dispatch("python -m fasop", COMMANDS, argv, TraceError)
-    except ModuleNotFoundError as error:
-        print(
-            f"error: {error.name} is not installed for {sys.executable}: make the environment with "
-            "'python3 scripts/environment.py run' and use .venv/bin/python.",
-            file=sys.stderr,
-        )
-        return 2
+    return cli.dispatch("python -m fasop", COMMANDS, argv, TraceError, needs="run")
 
 
 if __name__ == "__main__":

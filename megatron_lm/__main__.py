@@ -24,15 +24,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    try:
-        return cli.dispatch("python megatron_lm", COMMANDS, argv, (RunError, PlanError))
-    except ModuleNotFoundError as error:
-        print(
-            f"error: {error.name} is not installed for {sys.executable}: make the environment with "
-            "'python3 scripts/environment.py megatron' and use .venv/bin/python.",
-            file=sys.stderr,
-        )
-        return 2
+    return cli.dispatch("python megatron_lm", COMMANDS, argv, (RunError, PlanError), needs="megatron")
 
 
 if __name__ == "__main__":

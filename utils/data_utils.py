@@ -91,25 +91,6 @@ class CausalDataset(SquadDataset):
         }
 
 
-class PackedDataset(CausalDataset):
-    """For GPT-2 with --pack: texts end to end, cut every ``length`` tokens; only the remainder is dropped.
-
-    Texts are shuffled by the seed first, because neighbours in SQuAD share their context. Text shorter than
-    one sample becomes one padded sample.
-    """
-
-    def prepare(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        super().prepare(tokenizer)
-        order = _generator(self.seed).permutation(len(self.pairs))
-        self.stream = np.concatenate([self.document(index) for index in order]).astype(np.int32)
-
-    def __len__(self) -> int:
-        return max(1, len(self.stream) // self.length)
-
-    def rows(self, index: int) -> dict[str, Ids]:
-        return self.padded(self.stream[index * self.length : (index + 1) * self.length].astype(np.int64))
-
-
 class MaskedDataset(SquadDataset):
     """For BERT: [CLS] question [SEP] context [SEP] with masked tokens to predict (Devlin et al. 2019, 3.1).
 
@@ -176,7 +157,7 @@ def build_datasets(
     """
     length = config.max_seq_length or MAX_LENGTH[family]
     squad = load_squad(config.dataset, config.require_dataset)
-    kind = MaskedDataset if family == "bert" else PackedDataset if config.pack else CausalDataset
+    kind = MaskedDataset if family == "bert" else CausalDataset
 
     def build(examples: list[Example], seed: int) -> SquadDataset:
         return kind(tokenize_pairs(examples, tokenizer), tokenizer, length, squad.source, seed)

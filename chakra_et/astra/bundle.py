@@ -30,11 +30,10 @@ from chakra_et.et.node_attributes import texts, with_metadata
 from chakra_et.et.sets import Groups
 from chakra_et.files import scratch_folder, write_json, write_text
 from chakra_et.names import RunFiles
-from chakra_et.simulate.collective_order import missing_order
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.measured_steps import measured_times
-from chakra_et.simulate.replays import astra_replay
+from chakra_et.simulate.replays import astra_replay, missing_order
 from chakra_et.simulate.timing import Timing
 from chakra_et.validate.astra import check_sizes, group_file_problems
 from chakra_et.validate.check import check, check_together

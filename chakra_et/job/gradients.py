@@ -16,7 +16,7 @@ import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.job.blocks import Blocks
-from chakra_et.job.operators import ENGINE, GRADIENT, Operators, Shape
+from chakra_et.job.operators import ENGINE, GRADIENT, Operators, Shape, inside
 
 NEAR = 0.02
 """Bytes that differ by less than this part are the same gradients."""
@@ -146,21 +146,10 @@ def parameters_of(sweeps: Sequence[Sweep]) -> dict[int, Counter[Shape]]:
 
 def launch_tree(operators: Operators, sweep: Sweep) -> list[set[int]]:
     """For each launch its rows: the operator with all in it, and the collective."""
-    trees = []
-    for collective, launch in sweep.launches:
-        rows, last = {launch, collective}, launch
-        record = operators.trace.column("rf_id", -1)
-        same = record[launch] > 0
-        for row in range(launch + 1, min(launch + 64, len(operators.trace))):
-            inner = int(operators.parent[row]) in rows and operators.lane[row] == sweep.lane
-            further = same and record[row] == record[launch] and operators.lane[row] == sweep.lane
-            if (inner or further) and operators.parent[row] >= 0:
-                rows.add(row)
-                last = row
-            elif row > last + 8:
-                break
-        trees.append(rows)
-    return trees
+    part = inside(operators.trace, [launch for _, launch in sweep.launches])
+    part[operators.lane != sweep.lane] = -1
+    of_launch = enumerate(collective for collective, _ in sweep.launches)
+    return [{collective, *np.flatnonzero(part == at).tolist()} for at, collective in of_launch]
 
 
 def buckets_of(sizes: Sequence[int], types: Sequence[str], limit: float, first: float) -> list[list[int]]:

@@ -107,6 +107,30 @@ def operators_of(trace: ExecutionTrace, where: str) -> Operators:
     )
 
 
+def first_nodes(trace: ExecutionTrace, rows: np.ndarray) -> np.ndarray:
+    """For each row, that of ``rows`` which is of the same operator (attribute rf_id), -1 for none; int64."""
+    record = trace.column("rf_id", -1)
+    known = rows[record[rows] > 0]
+    found = np.full(len(trace), -1)
+    if len(known):
+        known = known[np.argsort(record[known], kind="stable")]
+        at = np.minimum(np.searchsorted(record[known], record), len(known) - 1)
+        found = np.where(record[known][at] == record, known[at], -1)
+    return found
+
+
+def inside(trace: ExecutionTrace, anchors: list[int]) -> np.ndarray:
+    """Which of the ``anchors`` (rows) each node is in or is a further segment of, -1 for none; int64[N]."""
+    number = np.full(len(trace), -1)
+    number[anchors] = np.arange(len(anchors))
+    first, above = first_nodes(trace, np.array(anchors, np.int64)), parents(trace)
+    found = np.where((number < 0) & (first >= 0), number[first], number)
+    for _ in range(len(trace).bit_length()):  # twice as many levels up each time
+        found = np.where((found < 0) & (above >= 0), found[above], found)
+        above = np.where(above >= 0, above[above], -1)
+    return found
+
+
 @functools.lru_cache(maxsize=65536)
 def shapes_in(text: bytes) -> tuple[Shape, ...]:
     """The shapes in the JSON text of a node's inputs; scalars are left out."""

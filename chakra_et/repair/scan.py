@@ -29,8 +29,8 @@ from chakra_et.repair.format import (
     count_records,
     is_object,
     matched_end,
+    mend,
 )
-from chakra_et.repair.mend import mend
 
 STEP_BYTES = 1 << 20
 SMALL_STEP = 4 << 10

@@ -177,7 +177,7 @@ def speedup(sides: list[Side], at: int) -> float:
 def strong_scaling(sides: list[Side], at: int) -> float:
     """Scaling efficiency against the first run where all ranks share the same work: an ideal step on twice
     the ranks takes half as long. Where each rank has the same work (weak scaling), it is ``speedup``."""
-    return speedup(sides, at) * sides[0]["ranks"] / sides[at]["ranks"]
+    return speedup(sides, at) * float(sides[0]["ranks"] / sides[at]["ranks"])
 
 
 def notes(sides: list[Side]) -> list[str]:

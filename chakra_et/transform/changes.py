@@ -129,18 +129,6 @@ def with_sizes(trace: ExecutionTrace, sizes: Mapping[int, int], retime: Retime) 
     return replace(trace, duration_micros=duration)
 
 
-def first_nodes(trace: ExecutionTrace, rows: np.ndarray) -> np.ndarray:
-    """For each row, that of ``rows`` which is of the same operator (attribute rf_id), -1 for none; int64."""
-    record = trace.column("rf_id", -1)
-    known = rows[record[rows] > 0]
-    found = np.full(len(trace), -1)
-    if len(known):
-        known = known[np.argsort(record[known], kind="stable")]
-        at = np.minimum(np.searchsorted(record[known], record), len(known) - 1)
-        found = np.where(record[known][at] == record, known[at], -1)
-    return found
-
-
 class CollectiveTimes:
     """How long a collective of another size or of more ranks takes in this run, µs: as long as those of its
     size took, or else what the model gives, times what the run's own collectives take of that. ``counted``:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.job.operators import first_nodes
 from chakra_et.simulate.breakdown import union_ns
 from chakra_et.simulate.run import Run, Setting, solve
-from chakra_et.transform.changes import as_run, first_nodes
+from chakra_et.transform.changes import as_run
 
 _GLOO = "gloo:"
 _SURE = 2.0

@@ -8,8 +8,6 @@ for the buckets in order and copies each back. Source: torch/csrc/distributed/c1
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,11 +15,11 @@ import numpy as np
 
 from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, item_bytes
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import dependencies, lanes, parents
 from chakra_et.et.rearrange import New, insert
-from chakra_et.job.gradients import buckets_of
-from chakra_et.job.operators import ENGINE, GRADIENT
+from chakra_et.job.gradients import buckets_of, sweeps_of
+from chakra_et.job.operators import GRADIENT, Operators, inside, operators_of
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
@@ -70,49 +68,56 @@ class Backward:
 def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]:
     """The backward passes of a trace, one per step. Raises ``TraceError``, which begins with ``flag``, where
     gradients or their sizes aren't recorded, or where they aren't what was all-reduced."""
-    inputs, parent = trace.inputs, parents(trace)
-    name = [trace.names[row] for row in range(len(trace))]
-    recorded = [] if inputs is None else zip(inputs.rows.tolist(), inputs.shapes, inputs.types, strict=True)
-    shapes = {row: (shape, kind) for row, shape, kind in recorded if shape != b"[]"}
-    ready = [row for row in shapes if name[row] == GRADIENT]
+    operators = operators_of(trace, f"{flag}: rank {rank}")
+    sweeps, top = sweeps_of(operators, None), operators.top
+    recorded = (each for sweep in sweeps for each in sweep.gradients if each.type)
+    ready = sorted(recorded, key=lambda each: each.row)
     if not ready:
         raise TraceError(
             f"{flag}: rank {rank} has no node {GRADIENT} with a recorded shape: capture CPU operators with "
             "record_shapes"
         )
-    above = [int(parent[row]) for row in ready]
-    anchors = [
-        up if up >= 0 and name[up].startswith(ENGINE) else row for row, up in zip(ready, above, strict=True)
-    ]
-    group = inside(trace, anchors)
-    reduces = (trace.types == NodeType.COMM_COLL) & (
-        trace.column("comm_type", -1) == CollectiveType.ALL_REDUCE
-    )
+    group = inside(trace, [int(top[each.row]) for each in ready])
+    launched = _launches(operators, [each for sweep in sweeps for each in sweep.launches])
     lane, on_cpu = lanes(trace), trace.column("is_cpu_op") != 0
     steps = step_rows(trace)[1].tolist() or [0]
-    backs = _copies_back(trace, [row for row in shapes if name[row] == BACK])
-    found = []
+    copies = [row for row, name in enumerate(operators.name) if name == BACK and operators.shapes(row)]
+    backs, found = _copies_back(trace, copies), []
     for begin, end in zip(steps, [*steps[1:], len(trace)], strict=True):
-        mine = [at for at, row in enumerate(ready) if begin <= row < end]
+        mine = [at for at, each in enumerate(ready) if begin <= each.row < end]
         if not mine:
             continue
-        members = {at: np.flatnonzero(group == at).tolist() for at in mine}
-        launched: list[tuple[list[int], int]] = []
-        for at in mine:
-            for row in (row for row in members[at] if reduces[row]):
-                launch = _launch(row, anchors[at], members[at], parent, trace)
-                members[at] = [each for each in members[at] if each not in {*launch, row}]
-                launched.append((launch, row))
         back = [row for row in backs if begin <= row < end]
         back = back if len(back) == len(mine) else [-1] * len(mine)
-        gradients = [
-            ReadyGradient(members[at], *_size(*shapes[ready[at]]), back[n]) for n, at in enumerate(mine)
-        ]
+        gradients, launches = [], []
+        for at, behind in zip(mine, back, strict=True):
+            rows, each = np.flatnonzero(group == at).tolist(), ready[at]
+            launches += [(launched[row], row) for row in rows if row in launched]
+            reducing = {row for launch, collective in launches for row in (*launch, collective)}
+            own = [row for row in rows if row not in reducing]
+            gradients.append(ReadyGradient(own, each.bytes, each.type, each.shape, behind))
         last = int(np.flatnonzero((group == mine[-1]) & on_cpu).max())
         after = np.flatnonzero((lane == lane[last]) & (np.arange(len(trace)) > last))
         finish = int(after[0]) if len(after) and after[0] < end else -1
-        buckets = _buckets(trace, launched, gradients, f"a step of rank {rank}", flag)
+        buckets = _buckets(trace, launches, gradients, f"a step of rank {rank}", flag)
         found.append(Backward(gradients, buckets, finish, begin, end))
+    return found
+
+
+def _launches(operators: Operators, known: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
+    """By all-reduce, the rows of the operator that launched it, right inside that of a gradient; ``known``:
+    (all-reduce, the innermost operator around it)."""
+    kinds, parent = operators.trace.column("comm_type", -1), operators.parent
+    outer = {row: launch for row, launch in known if kinds[row] == CollectiveType.ALL_REDUCE}
+    for row, launch in outer.items():
+        while parent[launch] not in (operators.top[launch], -1):
+            launch = int(parent[launch])
+        outer[row] = launch
+    part = inside(operators.trace, list(outer.values()))
+    rows, found = np.arange(len(part)), {}
+    for at, (row, launch) in enumerate(outer.items()):
+        # A collective right inside the operator of the gradient has no launch.
+        found[row] = rows[(part == at) & (rows != row)].tolist() if parent[launch] >= 0 else []
     return found
 
 
@@ -153,39 +158,6 @@ def reduction(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:
             found[[*bucket.launch, bucket.collective]] = True
     recorded = trace.inputs.rows.tolist() if trace.inputs else []
     return found | (inside(trace, [row for row in recorded if trace.names[row] == INTO_BUCKET]) >= 0)
-
-
-def inside(trace: ExecutionTrace, anchors: list[int]) -> np.ndarray:
-    """Which of the ``anchors`` (rows) each node is in or is a further segment of, -1 for none; int64[N]."""
-    record = trace.column("rf_id", -1).tolist()
-    of_row = {row: at for at, row in enumerate(anchors)}
-    of_record = {record[row]: at for row, at in of_row.items() if record[row] > 0}
-    found = np.full(len(trace), -1)
-    for row, above in enumerate(parents(trace).tolist()):
-        here = of_row.get(row, of_record.get(record[row], -1))
-        found[row] = here if here >= 0 or above < 0 else found[above]
-    return found
-
-
-def _size(shapes: bytes, types: bytes) -> tuple[int, str, tuple[int, ...]]:
-    """Bytes, element type and shape of the first tensor of a node."""
-    shape, kind = json.loads(shapes)[0], str(json.loads(types)[0])
-    kind = kind.removeprefix("Tensor(").removesuffix(")")
-    return math.prod(shape) * item_bytes(kind), kind, tuple(shape)
-
-
-def _launch(
-    collective: int, anchor: int, members: list[int], parent: np.ndarray, trace: ExecutionTrace
-) -> list[int]:
-    """The rows of the operator right inside ``anchor`` that launches the collective."""
-    record = trace.column("rf_id", -1)
-    above = int(parent[collective])
-    if above < 0 or above == anchor or record[above] == record[anchor] > 0:
-        return []
-    while parent[above] >= 0 and parent[above] != anchor and record[parent[above]] != record[anchor]:
-        above = int(parent[above])
-    part = inside(trace, [above])
-    return [row for row in members if part[row] == 0 and row != collective]
 
 
 def _copies_back(trace: ExecutionTrace, first: list[int]) -> list[int]:

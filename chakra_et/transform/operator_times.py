@@ -11,9 +11,8 @@ import numpy as np
 from chakra_et.cost.operator_work import DEPTH, WITH_VALUES, operator_work, rule_of
 from chakra_et.et.columns import ExecutionTrace, NodeType, TensorInfo
 from chakra_et.et.node_attributes import has, in_phase, parents, set_integers
-from chakra_et.job.operators import shapes_in
+from chakra_et.job.operators import first_nodes, shapes_in
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
-from chakra_et.transform.changes import first_nodes
 
 _IDLE_KERNEL_MICROS = 2.0
 VIEWS = re.compile(

@@ -22,9 +22,9 @@ from chakra_et.et.node_attributes import texts
 from chakra_et.et.sets import Groups
 from chakra_et.files import read_bytes
 from chakra_et.names import RunFiles
-from chakra_et.simulate.collective_order import missing_order
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
+from chakra_et.simulate.replays import missing_order
 from chakra_et.validate.table import LARGEST_MESSAGE, SIMULATED, Finding, found
 
 _LIST = r"(?m)^\s*{}\s*:\s*\[([^\]]*)\]"

@@ -7,7 +7,7 @@ done to a row never depends on another. Rank = t + tp·d + tp·dp·stage, its no
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -187,13 +187,13 @@ def simulate(compute: np.ndarray, first: np.ndarray, last: np.ndarray, micro_bat
     backward = np.ascontiguousarray((2 * compute / 3).T)
     warm = [min(stages - 1 - i, m) for i in range(stages)]
 
-    def before(i: int, j: int) -> np.ndarray:
+    def before(i: int, j: int) -> Any:
         """The end of what stage i computes before its B_j."""
         ahead = j + warm[i]
         return end("F", i, min(ahead, m - 1)) if ahead < m or not j else end("B", i, j - 1)
 
     @functools.cache
-    def end(kind: str, i: int, j: int) -> np.ndarray:
+    def end(kind: str, i: int, j: int) -> Any:
         """When stage i has ended forward F or backward B of micro-batch j, or its send f or b."""
         if kind == "F":
             start = np.zeros(rows)

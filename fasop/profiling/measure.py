@@ -104,7 +104,7 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, 
             self.qkv, self.out = linear(h, (heads + 2 * kv) * size), linear(heads * size, h)
             self.up, self.down = linear(h, ffn * (2 if model.gated else 1)), linear(ffn, h)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             both = self.qkv(self.before(x)).unflatten(-1, (-1, size)).transpose(1, 2)
             q, k, v = both.split((heads, kv, kv), 1)
             k, v = (each if kv == heads else each.repeat_interleave(heads // kv, 1) for each in (k, v))
@@ -149,7 +149,7 @@ def _update(shapes: list[torch.Size], runs: Runs) -> tuple[float, float]:
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         adam = torch.optim.AdamW(weights)
-        found += _medians(runs, lambda _, step=adam.step: step())
+        found += _medians(runs, functools.partial(lambda optimizer, _: optimizer.step(), adam))
     count = sum(shape.numel() for shape in shapes)
     each = max(found[1] - found[0], 0.0) / 2 / count
     return max(found[0] - each * count, 0.0), each

@@ -222,7 +222,7 @@ def sharded() -> Run:
 @pytest.mark.parametrize(
     ("run", "change", "message"),
     [
-        (sharded(), BucketSize(4), "no node torch::autograd::AccumulateGrad with a recorded shape"),
+        (sharded(), BucketSize(4), "no attribute lane, from which operators are told"),
         (ddp([4], [], ranks=1), BucketSize(4), "has no all-reduce of gradients: use --dp"),
     ],
 )
@@ -243,7 +243,7 @@ def test_all_reduces_of_something_else_are_refused() -> None:
 def on_device() -> Run:
     """Two gradients of 4 MiB, each from a kernel of 100 µs, all-reduced on a stream of their own in 40 µs;
     the optimizer's kernel waits for both."""
-    around, operator = {"name": AROUND, "kind": "operator"}, {"kind": "operator"}
+    around, operator = {"name": AROUND, "kind": "operator", "seq_id": 1}, {"kind": "operator"}
     reduce = {
         "name": "ncclDevKernel_AllReduce",
         "kind": "collective",
@@ -277,7 +277,8 @@ def on_device() -> Run:
         [shapes[row] for row in sorted(shapes)],
         [b'["Tensor(float)"]'] * 2,
     )
-    traces = [replace(make_trace(*nodes, world_size=2), inputs=tensors) for _ in range(2)]
+    placed = [{**node, "lane": node.get("stream", 0)} for node in nodes]
+    traces = [replace(make_trace(*placed, world_size=2), inputs=tensors) for _ in range(2)]
     return make_run("device", traces, [0, 1])
 
 

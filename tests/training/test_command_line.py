@@ -28,7 +28,6 @@ FROZEN = {
     "eval_steps": 1000,
     "gradient_accumulation_steps": 1,
     "gradient_checkpointing": False,
-    "keep_checkpoints": None,
     "learning_rate": 3e-4,
     "logging_steps": 10,
     "max_grad_norm": 1.0,
@@ -38,7 +37,6 @@ FROZEN = {
     "num_epochs": 3,
     "num_gpus": None,
     "num_workers": 2,
-    "pack": False,
     "padding": "longest",
     "report_to": "none",
     "require_dataset": False,
@@ -110,7 +108,6 @@ def test_underscores_and_dashes_mean_the_same() -> None:
         "--max-steps -1",
         "--num-gpus 0",
         "--num-gpus 3",
-        "--keep-checkpoints 0",
         "--padding none",
         "--seed -1",
         "--seed 18446744073709551616",
@@ -150,14 +147,6 @@ def test_bert_takes_half_of_gpt2s_context() -> None:
     with pytest.raises(SystemExit):
         parse_words(BertTrainConfig, "--max-seq-length 513")
     assert parse_words(GPT2TrainConfig, "--max-seq-length 1024").max_seq_length == 1024
-
-
-def test_packing_is_refused_for_bert_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        parse_words(BertTrainConfig, "--pack")
-    assert end.value.code == 2
-    assert "--pack is for GPT-2 only" in capsys.readouterr().err
-    assert parse_words(GPT2TrainConfig, "--pack --seed 18446744073709551615").seed == 2**64 - 1
 
 
 def test_a_bad_flag_is_answered_with_one_line(repo_root: Path) -> None:

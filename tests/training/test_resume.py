@@ -198,16 +198,3 @@ def test_a_run_stopped_after_its_last_step_resumes_to_its_final_model(
     assert "nothing to do" not in caplog.text
     assert make_trainer("gpt2", *flags, "--resume-from-checkpoint", "latest").train() == 0
     assert "nothing to do: the checkpoint is at step 2 of 2" in caplog.text
-
-
-def test_old_checkpoints_are_removed(make_trainer: Callable[..., Trainer]) -> None:
-    flags = ("--save-steps", 1, "--skip-eval", "--keep-checkpoints", 2)
-    trainer = make_trainer("gpt2", *flags, "--max-steps", 5)
-    other = trainer.save_dir / "step-99"
-    other.mkdir(parents=True)
-    (other / "notes.txt").write_text("not a checkpoint")
-    trainer.train()
-    assert {path.name for path in trainer.save_dir.glob("*step-*")} == {"step-4", "step-5", "step-99"}
-    resumed = make_trainer("gpt2", *flags, "--max-steps", 6, "--resume-from-checkpoint", "latest")
-    resumed.train()
-    assert {path.name for path in trainer.save_dir.glob("*step-*")} == {"step-5", "step-6", "step-99"}

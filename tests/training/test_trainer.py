@@ -131,12 +131,6 @@ def test_a_loss_that_is_no_number_ends_the_run(make_trainer: Callable[..., Train
     assert not (trainer.save_dir / "best_model").exists()
 
 
-def test_packing_fills_every_position(make_trainer: Callable[..., Trainer]) -> None:
-    trainer = make_trainer("gpt2", *SHORT, "--max-steps", 2, "--pack", "--max-seq-length", 200)
-    assert next(trainer._micro_batches())["attention_mask"].all()
-    trainer.train()
-
-
 def test_batches_are_padded_to_their_longest_sample(make_trainer: Callable[..., Trainer]) -> None:
     flags = (*SHORT, "--max-steps", 2, "--max-seq-length", 512, "--dropout", 0, "--batch-size", 4)
     short = make_trainer("bert", *flags, "--save-dir", "short")

@@ -1,4 +1,4 @@
-"""The samples that the models see: layout, labels, packing, masks, and their reproducibility."""
+"""The samples that the models see: layout, labels, masks, and their reproducibility."""
 
 from __future__ import annotations
 
@@ -100,45 +100,6 @@ def test_gpt2_padding_counts_in_no_loss(gpt2, config: DataConfig) -> None:
         padded = model(**{name: row[None] for name, row in sample.items()}).loss
         bare = model(input_ids=sample["input_ids"][None, :n], labels=sample["input_ids"][None, :n]).loss
     assert padded.item() == pytest.approx(bare.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("length", [50, 256])
-def test_pack_loses_only_the_last_remainder(length: int, gpt2, config: DataConfig) -> None:
-    config.max_seq_length = length
-    documents = []
-    for example in load_squad("sample").train:
-        documents.append(tuple(gpt2(f"{example.question}\n{example.context}")["input_ids"]))
-    total = sum(len(document) + 1 for document in documents)
-
-    config.pack = True
-    packed, _ = build_datasets("gpt2", gpt2, config, seed=1)
-    batch = next(iter(DataLoader(packed, batch_size=len(packed))))
-    assert len(packed) == total // length
-    assert batch["attention_mask"].all() and torch.equal(batch["labels"], batch["input_ids"])
-
-    stream = batch["input_ids"].flatten().tolist()
-    found, start = [], 0
-    for position, token in enumerate(stream):
-        if token == gpt2.eos_token_id:
-            found.append(tuple(stream[start:position]))
-            start = position + 1
-    # Every whole document once; what is left over is the start of one more, and the dropped tail.
-    missing = set(documents) - set(found)
-    assert len(found) == len(set(found)) and set(found) < set(documents)
-    assert any(document[: len(stream) - start] == tuple(stream[start:]) for document in missing)
-    assert sum(len(document) + 1 for document in missing) - (len(stream) - start) == total % length < length
-
-    again, _ = build_datasets("gpt2", gpt2, config, seed=1)
-    other, _ = build_datasets("gpt2", gpt2, config, seed=2)
-    assert same(packed[0], again[0]) and not same(packed[0], other[0])
-
-
-def test_pack_with_less_than_one_length_of_text_pads(gpt2, config: DataConfig) -> None:
-    config.pack, config.max_seq_length = True, 100_000
-    train, validation = build_datasets("gpt2", gpt2, config, seed=1)
-    assert len(train) == len(validation) == 1
-    sample = train[0]
-    assert sample["attention_mask"].sum() == (sample["labels"] != -100).sum() > 30_000
 
 
 def test_bert_pairs(bert, config: DataConfig) -> None:
@@ -284,8 +245,8 @@ def test_equal_data_has_equal_fingerprints(family: str, config: DataConfig, requ
 
 
 def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    config = parse(DataConfig, ["--dataset", "sample", "--max_seq_length", "64", "--pack", "--num-workers=0"])
-    assert config == DataConfig(dataset="sample", max_seq_length=64, pack=True, num_workers=0)
+    config = parse(DataConfig, ["--dataset", "sample", "--max_seq_length", "64", "--num-workers=0"])
+    assert config == DataConfig(dataset="sample", max_seq_length=64, num_workers=0)
     for flags in (["--max-seq-length", "7"], ["--num-workers", "-1"]):
         with pytest.raises(SystemExit) as end:
             parse(DataConfig, flags)

@@ -39,7 +39,6 @@ class DataConfig:
     max_seq_length: int | None = flag(
         None, "longest sample in tokens (default: 1024 for GPT-2 and 512 for BERT on GPUs, 128 on CPUs)"
     )
-    pack: bool = flag(False, "GPT-2: fill samples with texts end to end instead of padding each text")
     padding: Literal["longest", "max"] = flag(
         "longest",
         "pad each batch to its longest sample, or all batches to --max-seq-length, so that every step has "

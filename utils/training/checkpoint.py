@@ -183,20 +183,7 @@ class Saver:
         }
         if self._save(folder, last, self.stepper.optimizer, state):
             self.folder = folder
-            keep = self.config.keep_checkpoints
-            if self.active and keep is not None:
-                self._remove_oldest(keep)
         return time.perf_counter() - began
-
-    def _remove_oldest(self, keep: int) -> None:
-        try:
-            for folder in _oldest_first(self.save_dir)[:-keep]:
-                # Under a name that clean_up knows, so that an interrupted removal leaves no half checkpoint.
-                with scratch_folder(folder) as doomed:
-                    os.rename(folder, doomed)
-                log.info("removed %s (--keep-checkpoints %d)", folder, keep)
-        except OSError as error:
-            log.warning("--keep-checkpoints %d: can't remove an old checkpoint: %s", keep, error)
 
     def best(self, last: bool) -> bool:
         """Save the best model; returns whether that succeeded."""

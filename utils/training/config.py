@@ -18,7 +18,7 @@ from utils.data.tokenizers import MAX_LENGTH, Family
 
 AT_LEAST_1 = (
     *("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps"),
-    *("num_gpus", "keep_checkpoints"),
+    "num_gpus",
 )
 AT_LEAST_0 = ("warmup_steps", "max_steps", "eval_steps", "save_steps", "weight_decay", "max_grad_norm")
 
@@ -62,7 +62,6 @@ class TrainConfig(TraceConfig, DataConfig):
     eval_steps: int = flag(1000, "evaluate every N steps and at the end (0: at the end only)")
     skip_eval: bool = flag(False, "never evaluate; best_model is then the final model")
     save_steps: int = flag(1000, "save a checkpoint every N steps and at the end (0: best_model only)")
-    keep_checkpoints: int | None = flag(None, "keep the newest N checkpoints only (default: all)")
     save_dir: str = flag("checkpoints", "folder of the checkpoints")
     resume_from_checkpoint: str | None = flag(
         None, "resume from this checkpoint folder, or from the 'latest' one in --save-dir"
@@ -85,8 +84,6 @@ class TrainConfig(TraceConfig, DataConfig):
                     raise ValueError(f"{_dashed(name)} must be at least {least}, not {value}")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"--seed must be from 0 to 2^64 - 1, not {self.seed}")
-        if self.pack and self.family != "gpt2":
-            raise ValueError("--pack is for GPT-2 only: BERT's samples are pairs of question and context")
         for name in ("learning_rate", "dist_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{_dashed(name)} must be above 0, not {getattr(self, name)}")
