@@ -4,10 +4,10 @@
     python benchmarks/train_benchmark.py [--dataset FILE] [--model-name gpt2] [--bf16] [--rounds 3]
 
 Runs of GPT-2 alternate, each in a process of its own (benchmarks/train_runs.py): ours and Hugging Face's
-Trainer. Batches are padded to their longest sample, and only tokens that are not padding count. A step lasts until the next one begins; the first three are left out, and
-the figures are medians over the rounds. The overhead of tracing is measured on equal steps, in turns within
-one process. Targets are judged by the time on GPUs, and on CPUs, where other programs slow a run down, by the
-CPU time of the training process.
+Trainer. Batches are padded to their longest sample, and only tokens that are not padding count. A step lasts
+until the next one begins; the first three are left out, and the figures are medians over the rounds. The
+overhead of tracing is measured on equal steps, in turns within one process. Targets are judged by the time on
+GPUs, and on CPUs, where other programs slow a run down, by the CPU time of the training process.
 
 Peak memory is the GPU's, or on a CPU that of processes of their own in which malloc returns large blocks at
 once (MALLOC_MMAP_THRESHOLD_): by default the peak holds gaps between blocks, up to 2 GB of them, which
