@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.matching import match
 from chakra_et.simulate.replays import ReplayResult, astra_replay
-from chakra_et.simulate.run import Run, make_run
+from chakra_et.simulate.run import make_run
+from chakra_et.simulate.timing import timing
 
 KINDS = {"is_cpu_op": "bool", "comm_src": "int32", "comm_dst": "int32", "comm_tag": "int32"}
 
@@ -22,20 +25,22 @@ def replay_device(
     traces: Traces, ranks: Sequence[int] | None = None, comm_groups: Groups | None = None
 ) -> ReplayResult:
     """The replay of traces as the devices ran."""
-    return _made(traces, ranks, comm_groups).replay()
+    given = _given(traces)
+    return make_run("", given, range(len(given)) if ranks is None else ranks, comm_groups).replay()
 
 
 def replay_astra(
     traces: Traces, ranks: Sequence[int] | None = None, comm_groups: Groups | None = None
 ) -> ReplayResult:
-    """``astra_replay`` of traces."""
-    made = _made(traces, ranks, comm_groups)
-    return astra_replay(made.graph, made.matching, made.timing)
+    """``astra_replay`` of traces, also of those that the devices couldn't run."""
+    given = _given(traces)
+    graph = build_graph(given, range(len(given)) if ranks is None else ranks)
+    matching = match(graph, comm_groups)
+    return astra_replay(graph, matching, timing(graph, matching))
 
 
-def _made(traces: Traces, ranks: Sequence[int] | None, comm_groups: Groups | None) -> Run:
-    given = [traces] if isinstance(traces, ExecutionTrace) else list(traces)
-    return make_run("", given, range(len(given)) if ranks is None else ranks, comm_groups)
+def _given(traces: Traces) -> list[ExecutionTrace]:
+    return [traces] if isinstance(traces, ExecutionTrace) else list(traces)
 
 
 def cpu(node_id: int, duration: int, deps: tuple[int, ...] = (), tid: int = 1, **more: Any) -> dict:
