@@ -121,12 +121,17 @@ def _launches(operators: Operators, known: Sequence[tuple[int, int]]) -> dict[in
     return found
 
 
+SUM_BYTES = 256
+
+
 def refuse_others(
     trace: ExecutionTrace, rank: int, steps: Sequence[Backward], rows: np.ndarray, flag: str
 ) -> None:
     """Raises ``TraceError``, which begins with ``flag``, for communication among the ``rows`` that isn't
-    DDP's: FSDP's, or tensor and pipeline parallelism's."""
+    DDP's: FSDP's, or tensor and pipeline parallelism's. Sums of a few numbers, as of losses, may stay."""
     talks = rows[trace.types[rows] >= NodeType.COMM_SEND]
+    summed = trace.column("comm_type", -1)[talks] == CollectiveType.ALL_REDUCE
+    talks = talks[~summed | (trace.column("comm_size", 0)[talks] > SUM_BYTES)]
     other = np.setdiff1d(talks, [bucket.collective for step in steps for bucket in step.buckets])
     if len(other):
         raise TraceError(
