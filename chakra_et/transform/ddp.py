@@ -25,6 +25,7 @@ from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
 
 BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+SUM_BYTES = 256
 """What copies a reduced gradient out of its bucket."""
 INTO_BUCKET = "torch::distributed::reducer::mul_out"
 """The operator that divides a gradient by the number of ranks and writes it to its bucket."""
@@ -119,9 +120,6 @@ def _launches(operators: Operators, known: Sequence[tuple[int, int]]) -> dict[in
         # A collective right inside the operator of the gradient has no launch.
         found[row] = rows[(part == at) & (rows != row)].tolist() if parent[launch] >= 0 else []
     return found
-
-
-SUM_BYTES = 256
 
 
 def refuse_others(
