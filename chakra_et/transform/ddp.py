@@ -25,10 +25,10 @@ from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
 
 BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-SUM_BYTES = 256
 """What copies a reduced gradient out of its bucket."""
 INTO_BUCKET = "torch::distributed::reducer::mul_out"
 """The operator that divides a gradient by the number of ranks and writes it to its bucket."""
+SUM_BYTES = 256
 
 
 @dataclass(frozen=True)
