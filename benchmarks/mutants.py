@@ -30,7 +30,7 @@ TESTS = {
     "job": "job/",
     "transform": "predict/test_changes predict/test_ddp predict/test_beside predict/test_refusals",
     "cost": "cost/ predict/test_gpu predict/test_gpu_shapes",
-    "simulate": "simulate/ predict/test_schedule",
+    "simulate": "simulate/ predict/test_schedule report/test_times",
     "convert": "convert/test_et_graph convert/test_link convert/test_timeline convert/test_groups "
     "convert/test_collectives convert/test_pairing convert/test_graph convert/test_stream_waits "
     "convert/test_point_to_point convert/test_structure_step convert/test_hierarchy_and_work",
@@ -52,7 +52,7 @@ _LEFT_OUT = (ast.Raise, ast.JoinedStr, ast.Assert)
 
 def places(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes in and under ``node`` that have a mutant, in a fixed order."""
-    flags = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("field", "_option")
+    flags = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("field", "option")
     if flags or isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)):
         return
     if mutant(node):

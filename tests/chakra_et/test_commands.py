@@ -121,6 +121,8 @@ def test_remaining_converts_only_what_is_missing_or_older_than_its_traces(folder
     done = run("convert_remaining.py", "--dir", folder)
     assert done.returncode == 0 and "1 files written" in done.stdout and "tiny_2gpu.1.et" in written(folder)
     assert "2 kept" in done.stdout
+    answer = json.loads(run("convert_remaining.py", "--dir", folder, "--json").stdout)
+    assert answer["status"] == 0, "nothing but JSON"
     os.utime(folder / "tiny_1gpu_host.json", (time.time() + 5, time.time() + 5))
     assert "2 kept" in run("convert_remaining.py", "--dir", folder).stdout
 

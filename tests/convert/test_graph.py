@@ -32,6 +32,12 @@ def test_annotation_has_duration_0_and_its_self_time_is_overhead(tmp_path: Path)
     assert stages.graph.kind.tolist() == [NodeKind.ANNOTATION, overhead, NodeKind.OPERATOR, overhead]
 
 
+def test_what_the_first_node_launches_depends_on_it(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, [call("cudaLaunchKernel", 0, 5, 9), kernel("k", 8, 30, 9)])
+    graph = stages.graph
+    assert (0, EdgeKind.LAUNCH) in zip(graph.source.tolist(), graph.edge_kind.tolist(), strict=True)
+
+
 def test_operator_is_split_where_it_launches(tmp_path: Path) -> None:
     """Work that starts during a call must not wait for its end."""
     stages = Stages(tmp_path, [op("a", 0, 20, 3), call("cudaLaunchKernel", 2, 10, 9), kernel("k", 5, 30, 9)])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from chakra_et.convert.graph.operators import MOST_BYTES_PER_NS, MOST_OPERATIONS_PER_NS, divided
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.cost.operator_work import operator_work
 from chakra_et.traces.sets import Pair
@@ -197,3 +198,13 @@ def test_messages_of_a_pipeline_have_the_phase_of_what_they_carry(tmp_path: Path
     assert (phase["c10d::recv_"], phase["aten::detach_"], phase["c10d::send"]) == (
         "forward", "backward", "backward"
     )  # fmt: skip
+
+
+def test_the_work_of_an_operator_is_divided_by_what_its_kernels_take() -> None:
+    operations, moved = divided(np.array([[90, 30], [7, 5]]), np.array([0, 1, 0]), np.array([2, 1, 1]))
+    assert operations.tolist() == [60, 7, 30] and moved.tolist() == [20, 5, 10]
+    # No more than a GPU can do, of either.
+    most = np.array([[MOST_OPERATIONS_PER_NS, MOST_BYTES_PER_NS]]) * 3
+    for more, kept in (([0, 0], most[0].tolist()), ([1, 0], [0, 0]), ([0, 1], [0, 0])):
+        found = divided(most + more, np.zeros(1, np.int64), np.array([3]))
+        assert [int(each[0]) for each in found] == kept

@@ -1,0 +1,69 @@
+"""Which block each node is in, from nodes that are written down one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from chakra_et.errors import TraceError
+from chakra_et.job.blocks import find_blocks
+from chakra_et.job.operators import ENGINE, Operators, operators_of
+from tests.simulate.replay_traces import cpu, kernel, make_trace
+
+BLOCK = ("aten::norm", "aten::mm", "aten::gelu", "aten::add")
+
+
+def model(names: tuple[str, ...], last: int, modules: tuple[str, ...] = ()) -> Operators:
+    """A forward pass of operators ``names`` on one thread, with kernels of the first one and of ``last``, and
+    their backward operators on another thread."""
+    nodes = []
+    for at, name in enumerate(names):
+        more = {"module": modules[at]} if modules else {}
+        nodes.append(
+            cpu(at + 1, 5, name=name, kind="operator", phase="forward", lane=0, seq_id=at, start=at, **more)
+        )
+    for at, number in enumerate(reversed(range(len(names)))):
+        name, start = f"{ENGINE}: {names[number]}", 50 + at
+        nodes.append(
+            cpu(51 + at, 5, name=name, kind="operator", phase="backward", lane=1, seq_id=number, start=start)
+        )
+    nodes += [
+        kernel(101 + at, 5, (at,), parent=at, kind="kernel", lane=2, start=100 + at) for at in (1, last)
+    ]
+    return operators_of(make_trace(*nodes), "made")
+
+
+def shown(operators: Operators) -> list[list[tuple[int, int]]]:
+    """(pass, block) of the forward operators, the backward operators and the kernels."""
+    found = find_blocks({0: operators}, "made")[0]
+    pairs = list(zip(found.group.tolist(), found.block.tolist(), strict=True))
+    count = (len(pairs) - 2) // 2
+    return [pairs[:count], pairs[count:-2], pairs[-2:]]
+
+
+def test_the_last_block_ends_with_its_thread() -> None:
+    forward, backward, kernels = shown(model(BLOCK * 3, 12))
+    assert forward == [(0, 0)] * 4 + [(0, 1)] * 4 + [(0, 2)] * 4
+    assert backward == [(1, 2)] * 4 + [(1, 1)] * 4 + [(1, 0)] * 4
+    assert kernels == [(0, 0), (0, 2)]
+
+
+def test_what_lies_around_the_blocks_is_in_none() -> None:
+    names = ("aten::embedding", "aten::dropout", *BLOCK * 2, "aten::linear", "aten::nll_loss")
+    forward, backward, kernels = shown(model(names, 10))
+    outside = [(-1, -1)] * 2
+    assert forward == [*outside, *[(0, 0)] * 4, *[(0, 1)] * 4, *outside]
+    assert backward == [*outside, *[(1, 1)] * 4, *[(1, 0)] * 4, *outside]
+    assert kernels == [(-1, -1), (0, 1)]
+
+
+def test_blocks_are_modules_of_one_class_where_these_are_known() -> None:
+    paths = ["GPT_0"] + [f"GPT_0/Block_{at // 2}" for at in range(4)] + ["GPT_0"]
+    forward, backward, _ = shown(model(("a", "b", "c", "d", "e", "f"), 6, tuple(paths)))
+    assert forward == [(-1, -1), (0, 0), (0, 0), (0, 1), (0, 1), (-1, -1)]
+    assert backward == [(-1, -1), (1, 1), (1, 1), (1, 0), (1, 0), (-1, -1)]
+
+
+@pytest.mark.parametrize("names", [BLOCK, (*BLOCK, "aten::tanh", *BLOCK), BLOCK[:3] * 2])
+def test_what_does_not_repeat_one_after_the_other_is_no_block(names: tuple[str, ...]) -> None:
+    with pytest.raises(TraceError, match="made: no repeated blocks were recognised on rank 0"):
+        find_blocks({0: model(names, 1)}, "made")
