@@ -1,7 +1,7 @@
 """The command line of every script, made from its config dataclass.
 
-Each field is a flag: ``max_steps: int = field(default=10, metadata={"help": "…"})`` gives ``--max-steps``;
-``--max_steps`` is accepted too. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its choices, a
+Each field is a flag: ``max_steps: int = option("…", 10)`` gives ``--max-steps``; ``--max_steps`` is accepted
+too. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its choices, a
 ``tuple[str, ...]`` takes any number of words. Further metadata:
 
 - ``"positional": True``: an argument without dashes; a tuple without a default takes one word or more
@@ -37,16 +37,20 @@ _running: str | None = None
 _describing = False
 
 
+def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:
+    """A field of a config dataclass: its line of help, its default and further metadata."""
+    return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
 def allow_missing_ranks() -> Any:
     """The field of every command that reads runs, see ``chakra_et.et.record``."""
-    text = "go on where ranks are missing, or files are not those of one finished conversion"
-    return dataclasses.field(default=False, metadata={"help": text})
+    return option("go on where ranks are missing, or files are not those of one finished conversion", False)
 
 
 def skeletons() -> Any:
     """The field of commands whose questions are about all ranks together, see ``chakra_et.ranks``."""
     text = "read the ranks' skeletons; auto: of more than 64 ranks, or where the .et files aren't there"
-    return dataclasses.field(default="auto", metadata={"help": text})
+    return option(text, "auto")
 
 
 def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parser_options: Any) -> Config:

@@ -27,6 +27,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts, with_metadata
+from chakra_et.et.record import write_files
 from chakra_et.et.sets import Groups
 from chakra_et.files import scratch_folder, write_json, write_text
 from chakra_et.names import RunFiles
@@ -92,7 +93,7 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
         notes += _planned(talk, answer, simulated)
     changed = [*ranks.steps, *added, *changed]
     times = [time for time in answer["simulated"].values() if time is not None]
-    _write(RunFiles(scratch, name), traces)
+    write_files(RunFiles(scratch, name), ((rank, id(trace), trace) for rank, trace in traces.items()))
     write_json(scratch / f"{name}_comm_groups.json", groups)
     write_text(scratch / "network.yml", bundle_texts.network_yml(simulated))
     write_json(scratch / "system.json", bundle_texts.system_json(simulated, all_modelled))
@@ -140,16 +141,6 @@ def _prepared(ranks: Ranks, keep: Keep) -> tuple[Traces, list[str]]:
     cut_off = f"{lost:,} messages to and from absent ranks run as compute, for their recorded durations"
     counted = [f"{count:,} {what}" for what, count in sorted(changes.items())]
     return dict(sorted(traces.items())), [cut_off] * (lost > 0) + counted
-
-
-def _write(run: RunFiles, traces: Traces) -> None:
-    first: dict[int, int] = {}
-    for rank, trace in traces.items():
-        like = first.setdefault(id(trace), rank)
-        if like == rank:
-            et_file.write(run.et_file(rank), trace)
-        else:
-            os.link(run.et_file(like), run.et_file(rank))
 
 
 def _refuse(name: str, problems: Sequence[object]) -> None:

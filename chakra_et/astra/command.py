@@ -10,7 +10,7 @@ import math
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from chakra_et import text
 from chakra_et.astra.bundle import write_bundle
 from chakra_et.astra.bundle_texts import Backend
 from chakra_et.astra.prepare import Keep, Ranks, ranks_of
-from chakra_et.cli import allow_missing_ranks, parse
+from chakra_et.cli import allow_missing_ranks, option, parse
 from chakra_et.errors import TraceError, reason
 from chakra_et.et.sets import read_set
 from chakra_et.files import read_bytes, read_json
@@ -33,35 +33,19 @@ _THROWN = re.compile(rb"terminate called.*\n\s*what\(\): *(.*)")
 class AstraConfig:
     """The command's arguments."""
 
-    name: str = field(
-        default="",
-        metadata={"positional": True, "help": "the set: outputs/NAME; with --check a bundle's folder"},
-    )
-    output: str = field(default="", metadata={"short": "-o", "help": "the folder of the bundle"})
-    topology: str = field(
-        default="",
-        metadata={"help": "'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', or a .json file"},
-    )
-    backend: Backend = field(
-        default="analytical", metadata={"help": "write files for a packet simulator, too"}
-    )
-    gpu_only: bool = field(default=False, metadata={"help": "leave the CPU's operators out"})
-    comm_only: bool = field(default=False, metadata={"help": "leave everything but communication out"})
-    trim: bool = field(
-        default=False, metadata={"help": "leave missing ranks out: the others become ranks 0, 1, …"}
-    )
+    name: str = option("the set: outputs/NAME; with --check a bundle's folder", "", positional=True)
+    output: str = option("the folder of the bundle", "", short="-o")
+    topology: str = option("'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', or a .json file", "")
+    backend: Backend = option("write files for a packet simulator, too", "analytical")
+    gpu_only: bool = option("leave the CPU's operators out", False)
+    comm_only: bool = option("leave everything but communication out", False)
+    trim: bool = option("leave missing ranks out: the others become ranks 0, 1, …", False)
     allow_missing_ranks: bool = allow_missing_ranks()
-    fill: bool = field(default=False, metadata={"help": "make missing ranks from their like (same stage)"})
-    mesh: str = field(
-        default="", metadata={"help": "with --fill: the mesh (tp2,dp4,pp2), where groups don't show it"}
-    )
-    seed: int = field(default=0, metadata={"help": "with --fill: of the spread of compute times"})
-    check: str | None = field(
-        default=None, metadata={"help": "a log of ASTRA-sim to compare with the bundle's expected.json"}
-    )
-    max_error: float | None = field(
-        default=None, metadata={"help": "with --check: exit with 1 beyond this percentage"}
-    )
+    fill: bool = option("make missing ranks from their like (same stage)", False)
+    mesh: str = option("with --fill: the mesh (tp2,dp4,pp2), where groups don't show it", "")
+    seed: int = option("with --fill: of the spread of compute times", 0)
+    check: str | None = option("a log of ASTRA-sim to compare with the bundle's expected.json", None)
+    max_error: float | None = option("with --check: exit with 1 beyond this percentage", None)
 
     def __post_init__(self) -> None:
         if self.check is not None:

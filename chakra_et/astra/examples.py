@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chakra_et import text
-from chakra_et.cli import parse
+from chakra_et.cli import option, parse
 from chakra_et.errors import TraceError
 from chakra_et.files import scratch_folder
 
@@ -25,10 +25,8 @@ FOLDER = Path(__file__).with_name("data")
 class FetchConfig:
     """The command's arguments."""
 
-    name: str = field(
-        default="", metadata={"positional": True, "help": "the example; without it all are listed"}
-    )
-    output: str = field(default=".", metadata={"short": "-o", "help": "the folder in which NAME/ appears"})
+    name: str = option("the example; without it all are listed", "", positional=True)
+    output: str = option("the folder in which NAME/ appears", ".", short="-o")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from chakra_et import __version__
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
-from chakra_et.files import identity, move, read_json, sha256, sync_folder, write_json
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.files import identity, move, read_json, scratch_folder, sha256, sync_folder, write_json
 from chakra_et.names import SKELETON, RunFiles
 from chakra_et.text import list_ranks
 
@@ -40,6 +42,49 @@ def commit(scratch: Path, run: RunFiles, world: int, report: Mapping[str, Any]) 
     record |= {"skeletons": skeletons} if skeletons else {}
     document = json.loads(json.dumps({**record, **report}))  # with keys as they are read back
     write_json(run.report_file, {**document, "checksum": _checksum(document)})
+
+
+def refuse_existing(run: RunFiles) -> None:
+    """Raises ``TraceError`` where the name is a run's already: its files may be measured ones, or those of
+    more ranks than would be replaced."""
+    known = [path for _, path in run.et_files()]
+    known += [path for path in (run.first_et_file, run.groups_file) if path.exists()]
+    if known:
+        raise TraceError(f"{known[0]}: is there already: choose another output, or remove the files")
+
+
+def write_run(
+    run: RunFiles,
+    ranks: Iterable[tuple[int, object, ExecutionTrace | None]],
+    groups: Callable[[], Mapping[str, Sequence[int]]],
+    world: int,
+    report: Mapping[str, Any],
+) -> int:
+    """Write a new run from ranks as ``write_files`` takes them, and ``groups`` as they are after the last;
+    returns how many files differ. Raises ``TraceError`` where there are files of that name."""
+    refuse_existing(run)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(run.folder / run.name) as scratch:
+        hidden = RunFiles(scratch, run.name)
+        count = write_files(hidden, ranks)
+        if groups():
+            write_json(hidden.groups_file, {name: list(members) for name, members in groups().items()})
+        commit(scratch, run, world, {**report, "different_files": count})
+    return count
+
+
+def write_files(run: RunFiles, ranks: Iterable[tuple[int, object, ExecutionTrace | None]]) -> int:
+    """Write the file of each (rank, key, trace), or a hard link to the first one with its key, which then
+    needs no trace; returns how many files differ."""
+    files: dict[object, Path] = {}
+    for rank, key, trace in ranks:
+        path = run.et_file(rank)
+        if key in files:
+            os.link(files[key], path)
+        elif trace is not None:
+            et_file.write(path, trace)
+            files[key] = path
+    return len(files)
 
 
 def begin(scratch: Path, run: RunFiles) -> None:

@@ -17,7 +17,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal
@@ -41,16 +41,12 @@ DEFAULTS = {"perfetto": ".pftrace", "chrome": "_trace.json.gz", "tensorboard": "
 class ExportConfig:
     """The command's arguments."""
 
-    names: tuple[str, ...] = field(
-        metadata={"positional": True, "help": "the run: NAME, its .et files, its folder, or PyTorch traces"},
+    names: tuple[str, ...] = cli.option(
+        "the run: NAME, its .et files, its folder, or PyTorch traces", positional=True
     )
-    format: Format = field(default="perfetto", metadata={"help": "what to write"})
-    output: str | None = field(
-        default=None,
-        metadata={
-            "short": "-o",
-            "help": "file to write; NAME for parquet and csv, a folder for tensorboard",
-        },
+    format: Format = cli.option("what to write", "perfetto")
+    output: str | None = cli.option(
+        "file to write; NAME for parquet and csv, a folder for tensorboard", None, short="-o"
     )
     allow_missing_ranks: bool = cli.allow_missing_ranks()
 

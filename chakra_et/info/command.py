@@ -15,13 +15,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chakra_et.cli import parse
+from chakra_et.cli import option, parse
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
@@ -38,10 +38,8 @@ LONGEST_TEXT = 60
 class InfoConfig:
     """The command's arguments."""
 
-    files: tuple[str, ...] = field(
-        metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
-    )
-    json: bool = field(default=False, metadata={"help": "print JSON"})
+    files: tuple[str, ...] = option(".et files, or NAME for NAME.0.et, NAME.1.et, …", positional=True)
+    json: bool = option("print JSON", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,8 +20,9 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import in_phase, parents, texts
+from chakra_et.et.node_attributes import in_phase, texts
 from chakra_et.et.sets import Groups
+from chakra_et.job.operators import inside
 from chakra_et.text import plural
 
 AXES = ("tp", "dp", "pp", "cp", "ep")
@@ -88,7 +89,8 @@ def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, str]:
         if not len(rows):
             continue
         (names, group), (described, about) = texts(trace, "pg_name"), texts(trace, "pg_description")
-        of_sharding = _within(trace, _OF_DATA)
+        named = [bool(_OF_DATA.search(name.decode("utf-8", "replace"))) for name in trace.names.table]
+        of_sharding = inside(trace, np.flatnonzero(np.array(named, bool)[trace.names.index]).tolist()) >= 0
         counted: dict[str, list[int]] = {}
         for row in rows.tolist():
             of_data = about[row] >= 0 and "dp" in axes_of(described[about[row]])
@@ -98,16 +100,6 @@ def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, str]:
             kind = CollectiveType(int(kinds[users[0]])).name.lower().replace("_", "-")
             found.setdefault(name, f"group {name} has {plural(len(users), kind)} inside the forward pass")
     return found
-
-
-def _within(trace: ExecutionTrace, names: re.Pattern[str]) -> np.ndarray:
-    """bool[N]: nodes in or below an operator or annotation with such a name."""
-    chosen = [bool(names.search(name.decode("utf-8", "replace"))) for name in trace.names.table]
-    found, above = np.array(chosen, bool)[trace.names.index], parents(trace)
-    for _ in range(len(trace).bit_length()):  # twice as many levels up each time
-        found = found | (found[above] & (above >= 0))
-        above = np.where(above >= 0, above[above], -1)
-    return np.asarray(found)
 
 
 def stages_of(traces: Sequence[ExecutionTrace], ranks: Sequence[int]) -> dict[int, int]:

@@ -12,18 +12,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from chakra_et import text
-from chakra_et.cli import allow_missing_ranks, parse, skeletons
+from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
 from chakra_et.errors import TraceError
+from chakra_et.et.record import refuse_existing
 from chakra_et.et.sets import Skeletons
+from chakra_et.names import run_at
 from chakra_et.predict.predict import (
     Prediction,
     RankPrediction,
-    check_output,
     describe,
     predict,
     write_prediction,
@@ -31,94 +32,72 @@ from chakra_et.predict.predict import (
 from chakra_et.simulate.run import Run, load_run, together
 from chakra_et.text import plural
 from chakra_et.transform.changes import Change, Rebuild
+from chakra_et.transform.flags import SizeFlags
 
 if TYPE_CHECKING:
     from chakra_et.cost.network_fit import NetworkModel
-    from chakra_et.transform.scale import Scaling
-
-_MOST_RANKS = 1024
-
-
-def _option(help: str, default: Any = None, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass
-class PredictConfig:
+class PredictConfig(SizeFlags):
     """The command's arguments."""
 
-    name: str = _option("NAME of a run (NAME.0.et, NAME.1.et, …) or an .et file", "", positional=True)
-    scale: tuple[str, ...] = _option(
+    MOST: ClassVar[int] = 1024
+
+    name: str = option("NAME of a run (NAME.0.et, NAME.1.et, …) or an .et file", "", positional=True)
+    scale: tuple[str, ...] = option(
         "nodes whose name matches take FACTOR times as long", (), metavar="PATTERN=FACTOR"
     )
-    gpu_kernels: float | None = _option(
+    gpu_kernels: float | None = option(
         "all kernels and copies of devices take FACTOR times as long, and no call of the host",
+        None,
         metavar="FACTOR",
     )
-    rank: int | None = _option("a rank that computes like the median of the others")
-    gpu: str | None = _option(
+    rank: int | None = option("a rank that computes like the median of the others", None)
+    gpu: str | None = option(
         "kernels as they would be on another GPU: H100→MI300X or H100:MI300X; or a file of measure-gpu",
+        None,
         metavar="FROM:TO",
     )
-    resize: tuple[str, ...] = _option(
-        "dimensions of tensors: 10=20 720=1440 for twice a batch of 10", (), metavar="OLD=NEW"
+    bucket_mb: float | None = option(
+        "DDP's bucket_cap_mb: gradients are all-reduced in buckets of as many MiB", None, group="distribution"
     )
-    layers: str = _option("repeated blocks of the model: a number, or a factor as 2x", "")
-    batch: str = _option("sequences of a rank in one pass: a number, or 2x", "")
-    seq: str = _option("tokens of a sequence: a number, or 2x", "")
-    dp: int | None = _option(
-        "data-parallel ranks in place of the measured ones", short="--ranks", group="distribution"
+    accumulate: int | None = option(
+        "forward and backward passes for each step of the optimizer", None, group="distribution"
     )
-    tp: int | None = _option("tensor-parallel ranks: a multiple of the measured ones", group="distribution")
-    pp: int | None = _option("pipeline stages: a multiple of the measured ones", group="distribution")
-    mesh: str = _option(
-        "the measured mesh (tp2,dp4,pp2), where the groups don't show it", "", group="distribution"
+    shard: Literal["fsdp2"] | None = option(
+        "fsdp2: a run of DDP as fully_shard on each repeated block would run", None, group="distribution"
     )
-    bucket_mb: float | None = _option(
-        "DDP's bucket_cap_mb: gradients are all-reduced in buckets of as many MiB", group="distribution"
-    )
-    accumulate: int | None = _option(
-        "forward and backward passes for each step of the optimizer", group="distribution"
-    )
-    shard: Literal["fsdp2"] | None = _option(
-        "fsdp2: a run of DDP as fully_shard on each repeated block would run", group="distribution"
-    )
-    bandwidth: str | None = _option(
+    bandwidth: str | None = option(
         "of each rank's link per direction, with its unit: 100Gbit/s; or that of the run and the new one: "
         "1Gbit/s:10Gbit/s",
+        None,
         group="network",
     )
-    latency: str | None = _option("of one message, with its unit: 5us", group="network")
-    topology: str | None = _option(
-        "in place of bandwidth and latency: '8xH100 NVLink, 4 nodes, 400 Gbit/s'", group="network"
+    latency: str | None = option("of one message, with its unit: 5us", None, group="network")
+    topology: str | None = option(
+        "in place of bandwidth and latency: '8xH100 NVLink, 4 nodes, 400 Gbit/s'", None, group="network"
     )
-    network: str | None = _option(
-        "of the run, in place of a fit to it: 10Gbit/s,30us or a file of chakra-et measure-network",
-        group="network",
-    )
-    contention: bool = _option("transfers at the same time share their links", True, group="network")
-    overlap: bool = _option("communication delays only the end of its step", False)
-    starts: Literal["recorded", "together"] = _option(
+    contention: bool = option("transfers at the same time share their links", True, group="network")
+    overlap: bool = option("communication delays only the end of its step", False)
+    starts: Literal["recorded", "together"] = option(
         "together: all ranks begin at the same moment, in place of when their recordings began", "recorded"
     )
-    output: str | None = _option("write the predicted run as OUTPUT.RANK.et", short="-o")
-    comm_groups: str | None = _option("JSON file of group id → ranks, in place of NAME_comm_groups.json")
+    output: str | None = option("write the predicted run as OUTPUT.RANK.et", None, short="-o")
+    comm_groups: str | None = option("JSON file of group id → ranks, in place of NAME_comm_groups.json", None)
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
-    json: bool = _option("print JSON", False)
+    json: bool = option("print JSON", False)
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("name the run to predict before the flags: predict NAME --scale …")
+        super().__post_init__()
         if self.gpu_kernels is not None and not 0 <= self.gpu_kernels < math.inf:
             raise ValueError(f"--gpu-kernels {self.gpu_kernels:g}: use a factor from 0 on")
         _what_ifs(self, None, alone=False)
-        for name in ("dp", "tp", "pp"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= _MOST_RANKS:
-                raise ValueError(f"--{name} {value}: use 1 to {_MOST_RANKS:,}")
-        if self.accumulate is not None and not 2 <= self.accumulate <= _MOST_RANKS:
-            raise ValueError(f"--accumulate {self.accumulate}: use 2 to {_MOST_RANKS:,} passes")
+        if self.accumulate is not None and not 2 <= self.accumulate <= self.MOST:
+            raise ValueError(f"--accumulate {self.accumulate}: use 2 to {self.MOST:,} passes")
         if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
             raise ValueError(f"--bucket-mb {self.bucket_mb:g}: use a size above 0")
         if self.shard and (self.bucket_mb is not None or self.accumulate):
@@ -131,17 +110,6 @@ class PredictConfig:
         if self.output is not None and not Path(self.output).name:
             raise ValueError(f"--output {self.output!r} must end in the NAME of the files to write")
 
-    def scaling(self, network: NetworkModel | None) -> Scaling | None:
-        """What ``chakra-et scale`` makes too; None where nothing of it is asked for."""
-        if not any((self.layers, self.batch, self.seq, self.resize, self.dp, self.tp, self.pp)):
-            return None
-        from chakra_et.transform.scale import Scaling
-        from chakra_et.transform.tensors import parse_sizes
-
-        names = ("dp", "tp", "pp", "layers", "batch", "seq", "mesh", "bucket_mb")
-        known = {name: getattr(self, name) for name in names}
-        return Scaling(spread=0.0, network=network, resize=parse_sizes(self.resize), **known)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
@@ -151,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Predict the step time of a run under changed conditions. Give NAME before the flags.",
     )
     if config.output:
-        check_output(config.output)
+        refuse_existing(run_at(config.output))
     run = load_run(config.name, config.comm_groups, config.allow_missing_ranks, config.skeletons)
     run = together(run) if config.starts == "together" else run
     prediction = predict(run, changes(config, run))
@@ -189,7 +157,7 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
             rates[0] if len(rates) == 2 else None,
         )
         found.append(network)
-    elif model and not any((config.scaling(model), config.bucket_mb, config.shard)):
+    elif model and not any((config.sizes(), config.bucket_mb, config.shard)):
         raise TraceError("--network describes the present network: add what changes, such as --bandwidth")
     return found
 
@@ -198,7 +166,7 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
     """All what-ifs but the network, those that change nodes or their sizes first; ``alone``: the run has one
     rank. Each is imported where it is asked for, so that a prediction loads little."""
     found: list[Change | Rebuild] = []
-    if scaling := config.scaling(model):
+    if scaling := config.scaling(model, spread=0.0):
         found.append(scaling)
     if config.bucket_mb and not (config.dp and alone):
         from chakra_et.transform.ddp import BucketSize

@@ -13,11 +13,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from chakra_et import text
-from chakra_et.cli import parse
+from chakra_et.cli import option, parse
 from chakra_et.cost.network_fit import Sample, fit_model, write_model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
@@ -29,11 +29,11 @@ _LARGEST_POWER = 34
 class MeasureConfig:
     """The command's arguments."""
 
-    backend: Literal["gloo", "nccl"] = field(default="gloo", metadata={"help": "of torch.distributed"})
-    output: str = field(default="network.json", metadata={"short": "-o", "help": "JSON file to write"})
-    smallest: int = field(default=10, metadata={"help": "smallest size, as a power of 2 of bytes"})
-    largest: int = field(default=25, metadata={"help": "largest size, as a power of 2 of bytes"})
-    repeats: int = field(default=7, metadata={"help": "times that each is measured; the median counts"})
+    backend: Literal["gloo", "nccl"] = option("of torch.distributed", "gloo")
+    output: str = option("JSON file to write", "network.json", short="-o")
+    smallest: int = option("smallest size, as a power of 2 of bytes", 10)
+    largest: int = option("largest size, as a power of 2 of bytes", 25)
+    repeats: int = option("times that each is measured; the median counts", 7)
 
     def __post_init__(self) -> None:
         if not 6 <= self.smallest <= self.largest <= _LARGEST_POWER:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from chakra_et import text
-from chakra_et.cli import parse
+from chakra_et.cli import option, parse
 from chakra_et.cost import gpus
 from chakra_et.cost.kernel_times import calibrated, kernel_times
 from chakra_et.errors import TraceError
@@ -39,11 +39,11 @@ _BEST = 0.85
 class MeasureGpuConfig:
     """The command's arguments."""
 
-    output: str = field(default="gpu.json", metadata={"short": "-o", "help": "JSON file to write"})
-    device: str = field(default="cuda", metadata={"help": "of PyTorch; cpu is for trying it out"})
-    shapes: int = field(default=100, metadata={"help": "shapes of each type of number"})
-    largest: float = field(default=4e12, metadata={"help": "operations of the largest product"})
-    repeats: int = field(default=6, metadata={"help": "times that each is measured"})
+    output: str = option("JSON file to write", "gpu.json", short="-o")
+    device: str = option("of PyTorch; cpu is for trying it out", "cuda")
+    shapes: int = option("shapes of each type of number", 100)
+    largest: float = option("operations of the largest product", 4e12)
+    repeats: int = option("times that each is measured", 6)
 
     def __post_init__(self) -> None:
         if self.shapes < 1 or self.repeats < 1 or self.largest < 1e6:

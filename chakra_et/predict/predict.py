@@ -15,14 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_et.errors import TraceError
-from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, Ragged
 from chakra_et.et.memory import is_memory
 from chakra_et.et.node_attributes import with_integers, with_metadata
-from chakra_et.et.record import commit
-from chakra_et.files import scratch_folder, write_json
-from chakra_et.names import RunFiles, run_at
+from chakra_et.et.record import write_run
+from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.run import NodeTimes, Run, solve
 from chakra_et.simulate.time_by_kind import KINDS
@@ -240,18 +237,6 @@ def describe(shares: Mapping[str, float], most: int = 3) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
 
 
-def check_output(prefix: str | os.PathLike[str]) -> None:
-    """Raises ``TraceError`` where PREFIX names a run already: its files may be measured ones, or those of
-    more ranks than would be replaced."""
-    files = run_at(str(prefix))
-    known = [path for _, path in files.et_files()]
-    known += [path for path in (files.first_et_file, files.groups_file) if path.exists()]
-    if known:
-        raise TraceError(
-            f"--output {prefix}: {known[0]} is there already: choose another name, or remove the files"
-        )
-
-
 def write_prediction(prediction: Prediction, prefix: str | os.PathLike[str]) -> list[Path]:
     """Write ``PREFIX.RANK.et`` with predicted times, and ``PREFIX_comm_groups.json``; the paths of the
     former.
@@ -283,16 +268,8 @@ def write_traces(
 ) -> list[Path]:
     """Write ``PREFIX.RANK.et`` and ``PREFIX_comm_groups.json``; the paths of the former. Raises
     ``TraceError`` where there are files of that name."""
-    check_output(prefix)
-    files = run_at(os.fspath(prefix))
-    files.folder.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(files.folder / files.name) as scratch:
-        hidden = RunFiles(scratch, files.name)
-        for rank, trace in zip(ranks, traces, strict=True):
-            et_file.write(hidden.et_file(rank), trace)
-        if comm_groups:
-            write_json(hidden.groups_file, {name: list(ranks) for name, ranks in comm_groups.items()})
-        commit(scratch, files, max(trace.metadata_int("world_size") or 0 for trace in traces), {})
+    files, world = run_at(os.fspath(prefix)), max(trace.metadata_int("world_size") or 0 for trace in traces)
+    write_run(files, zip(ranks, ranks, traces, strict=True), lambda: comm_groups, world, {})
     return [files.et_file(rank) for rank in ranks]
 
 

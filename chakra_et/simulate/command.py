@@ -14,10 +14,10 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from chakra_et.cli import allow_missing_ranks, parse, skeletons
+from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets
@@ -35,25 +35,16 @@ _SIMULATORS: dict[str, Callable[[Run], ReplayResult]] = {
 class ReplayConfig:
     """The command's arguments."""
 
-    names: tuple[str, ...] = field(
-        metadata={"positional": True, "help": ".et files, or prefixes of PREFIX.0.et, PREFIX.1.et, …"},
+    names: tuple[str, ...] = option(".et files, or prefixes of PREFIX.0.et, PREFIX.1.et, …", positional=True)
+    semantics: Literal["device", "astra", "both"] = option(
+        "device: each thread and stream runs its nodes in order; astra: as ASTRA-sim issues nodes", "both"
     )
-    semantics: Literal["device", "astra", "both"] = field(
-        default="both",
-        metadata={
-            "help": "device: each thread and stream runs its nodes in order; astra: as ASTRA-sim issues nodes"
-        },
-    )
-    max_error: float | None = field(
-        default=None,
-        metadata={
-            "help": "exit with 1 if a rank's step time is off by more than this percentage",
-            "metavar": "PERCENT",
-        },
+    max_error: float | None = option(
+        "exit with 1 if a rank's step time is off by more than this percentage", None, metavar="PERCENT"
     )
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
-    json: bool = field(default=False, metadata={"help": "print JSON"})
+    json: bool = option("print JSON", False)
 
     def __post_init__(self) -> None:
         if self.max_error is not None and not 0 <= self.max_error < math.inf:

@@ -7,75 +7,53 @@ of collectives are those of its place. Exit status: 0; 2 for arguments or files 
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from chakra_et import text
-from chakra_et.cli import allow_missing_ranks, parse
+from chakra_et.cli import allow_missing_ranks, option, parse
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import with_metadata
-from chakra_et.et.record import commit
+from chakra_et.et.record import refuse_existing, write_run
 from chakra_et.et.sets import RankSet, read_set
-from chakra_et.files import scratch_folder, write_json
 from chakra_et.names import RunFiles, run_at
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.contention import Slowdown, find_slowdown
+from chakra_et.transform.flags import SizeFlags
 from chakra_et.transform.network import read_network
 from chakra_et.transform.rank_copies import filled
 from chakra_et.transform.scale import Scaled, Scaling, scaled
-from chakra_et.transform.tensors import parse_sizes
 
 MOST_SLOWED = 4_000_000
 """Nodes of all ranks up to which the slowdown beside gloo's transfers is computed."""
 
 
-def _option(help: str, default: Any = "", **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help, **metadata})
-
-
 @dataclass
-class ScaleConfig:
+class ScaleConfig(SizeFlags):
     """The command's arguments."""
 
-    name: str = field(metadata={"help": "the captured set: outputs/NAME", "positional": True})
-    dp: int | None = _option("data-parallel ranks of the new set", None, short="--ranks")
-    layers: str = _option("repeated blocks of the new model: a number, or a factor as 2x")
-    batch: str = _option("sequences of a rank in one pass: a number, or 2x")
-    seq: str = _option("tokens of a sequence: a number, or 2x")
-    resize: tuple[str, ...] = _option(
-        "dimensions of tensors: 10=20 720=1440 for twice a batch of 10", (), metavar="OLD=NEW"
-    )
-    output: str = _option("the new set (as NAME-dp64 beside the captured one)", short="-o")
-    tp: int | None = _option("tensor-parallel ranks: as captured", None)
-    pp: int | None = _option("pipeline stages: as captured", None)
-    network: str = _option(
-        "10Gbit/s,30us or a file of chakra-et measure-network; default: fitted to the capture"
-    )
-    mesh: str = _option("the captured mesh (tp2,dp4,pp2), where the groups don't show it")
-    seed: int = _option("of the spread of compute times", 0)
-    spread: float | None = _option(
+    name: str = option("the captured set: outputs/NAME", positional=True)
+    output: str = option("the new set (as NAME-dp64 beside the captured one)", "", short="-o")
+    seed: int = option("of the spread of compute times", 0)
+    spread: float | None = option(
         "relative spread of compute times per step, 0 for none; default: as measured", None
     )
-    variants: int = _option("different draws per captured rank; ranks that are alike share a file", 8)
-    fill: bool = _option("make missing ranks from their like (same stage) first", False)
+    variants: int = option("different draws per captured rank; ranks that are alike share a file", 8)
+    fill: bool = option("make missing ranks from their like (same stage) first", False)
     allow_missing_ranks: bool = allow_missing_ranks()
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "variants"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be 1 or more, not {value}")
-        parse_sizes(self.resize)
-        if not self.changes:
+        super().__post_init__()
+        if self.variants < 1:
+            raise ValueError(f"--variants must be 1 or more, not {self.variants}")
+        if not self.sizes():
             raise ValueError("give what is to change: --dp, --tp, --pp, --layers, --batch, --seq or --resize")
         if self.spread is not None and not 0 <= self.spread <= 1:
             raise ValueError(f"--spread must be from 0 to 1, not {self.spread}")
@@ -83,9 +61,9 @@ class ScaleConfig:
     @property
     def changes(self) -> str:
         """What is appended to the name: ``-dp64-layers2x``."""
-        given = {name: getattr(self, name) for name in ("dp", "tp", "pp", "layers", "batch", "seq")}
-        sizes = "-".join(("resize", *self.resize)) if self.resize else ""
-        return "".join(f"-{name}{value}" for name, value in given.items() if value) + sizes
+        given = self.sizes()
+        sizes = "-".join(("-resize", *given.pop("resize", ())))
+        return "".join(f"-{name}{value}" for name, value in given.items()) + sizes * bool(self.resize)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,14 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(ScaleConfig, argv, description=__doc__)
     found = read_set(config.name, config.allow_missing_ranks or config.fill)
     run = run_at(config.output or f"{found.name}{config.changes}")
-    known = {name: getattr(config, name) for name in Scaling.__dataclass_fields__ if hasattr(config, name)}
-    known["resize"] = parse_sizes(config.resize)
-    known["network"] = read_network(config.network) if config.network else None
+    scaling = config.scaling(read_network(config.network) if config.network else None)
+    assert scaling is not None  # the config has made sure
     with tempfile.TemporaryDirectory() as scratch:
         if config.fill and found.missing:
             found, made = filled(found, Path(scratch), config.mesh, config.seed)
             found = replace(found, notes=[*found.notes, made])
-        scaling = Scaling(**known)
         ranks, files = write_scaled(found, scaling, run)
     prefix = run.folder / run.name
     print(f"{prefix}.0.et … {prefix}.{ranks - 1}.et: {files} different files, the rest hard links")
@@ -111,45 +87,28 @@ def write_scaled(found: RankSet, wanted: Scaling, target: RunFiles) -> tuple[int
     """Print what was assumed and write the scaled set; its ranks, and how many files differ, the rest being
     hard links to them. Raises ``TraceError``, with nothing written, where it can't be made."""
     run = captured_run(found)
-    if target.et_files():
-        raise TraceError(
-            f"{target.folder / target.name}: there are files of that name: choose another -o, or remove them"
-        )
+    refuse_existing(target)
     slowdown = find_slowdown(run)
     made = scaled(slowdown.without(run) if slowdown else run, wanted)
     notes = [*found.notes, *made.notes]
+    ranks: Iterable[tuple[int, object, ExecutionTrace | None]] = made
+    slowed = None
+    if slowdown:
+        slowed, note = _slowed(run, made, slowdown)
+        ranks, notes = slowed or ranks, [*notes, note]
     target.folder.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(target.folder / target.name) as scratch:
-        inner = RunFiles(scratch, target.name)
-        ranks: Iterable[tuple[int, object, ExecutionTrace | None]] = made
-        slowed = None
-        if slowdown:
-            slowed, note = _slowed(run, made, slowdown)
-            ranks, notes = slowed or ranks, [*notes, note]
-        notes.append(_about_files(found, run, made, slowed is not None, scratch))
-        for note in notes:
-            print(f"note: {note}", flush=True)
-        files: dict[object, Path] = {}
-        for rank, key, trace in ranks:
-            path = inner.et_file(rank)
-            if trace is None:
-                os.link(files[key], path)
-            else:
-                et_file.write(path, trace)
-                files[key] = path
-        write_json(inner.groups_file, made.groups.all())
-        record = {
-            "scaled_from": found.name,
-            "captured": {"tp": made.old.tp, "dp": made.old.dp, "pp": made.old.pp},
-            "mesh": {"tp": made.new.tp, "dp": made.new.dp, "pp": made.new.pp},
-            **{name: getattr(wanted, name) or None for name in ("layers", "batch", "seq", "resize")},
-            "seed": wanted.seed,
-            "different_files": len(files),
-            "notes": notes,
-        }
-        write_json(inner.folder / f"{target.name}_scaled.json", record)
-        commit(scratch, target, made.new.ranks, {"scaled_from": found.name})
-    return made.new.ranks, len(files)
+    notes.append(_about_files(found, run, made, slowed is not None, target.folder))
+    for note in notes:
+        print(f"note: {note}", flush=True)
+    report = {
+        "scaled_from": found.name,
+        "captured": {"tp": made.old.tp, "dp": made.old.dp, "pp": made.old.pp},
+        "mesh": {"tp": made.new.tp, "dp": made.new.dp, "pp": made.new.pp},
+        **{name: getattr(wanted, name) or None for name in ("layers", "batch", "seq", "resize")},
+        "seed": wanted.seed,
+        "notes": notes,
+    }
+    return made.new.ranks, write_run(target, ranks, made.groups.all, made.new.ranks, report)
 
 
 def _about_files(found: RankSet, run: Run, made: Scaled, apart: bool, folder: Path) -> str:
@@ -164,7 +123,7 @@ def _about_files(found: RankSet, run: Run, made: Scaled, apart: bool, folder: Pa
     size, free = sum(size_of[copy.source] for copy in files), shutil.disk_usage(folder).free
     if size > free:
         raise TraceError(
-            f"{found.run.name}: the new set takes about {text.size(size)}, and {folder.parent} has "
+            f"{found.run.name}: the new set takes about {text.size(size)}, and {folder} has "
             f"{text.size(free)}: choose another -o, or fewer --variants"
         )
     work = len({(copy.source, copy.variant) for copy in files})

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,17 +63,6 @@ def with_tokens(ranks: RankTraces, batch: str, sequence: str) -> RankTraces:
         f"{new[0]} × {new[1]}",
         f"no operator's work depends on batch {sizes.batch} or sequence {sizes.sequence}",
     )
-
-
-def parse_sizes(words: Sequence[str]) -> dict[int, int]:
-    """``10=20 720=1440``: old size → new size. Raises ``ValueError``."""
-    sizes = {}
-    for word in words:
-        found = re.fullmatch(r"(\d{1,12})=(\d{1,12})", word)
-        if not found or not int(found[1]) or not int(found[2]):
-            raise ValueError(f"--resize {word!r}: write OLD=NEW with sizes above 0, as 10=20 720=1440")
-        sizes[int(found[1])] = int(found[2])
-    return sizes
 
 
 def with_dimensions(ranks: RankTraces, sizes: Mapping[int, int]) -> RankTraces:

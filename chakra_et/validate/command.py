@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Literal
 
-from chakra_et.cli import allow_missing_ranks, parse
+from chakra_et.cli import allow_missing_ranks, option, parse
 from chakra_et.et.sets import find_rank_sets
 from chakra_et.validate.check import check_set
 
@@ -25,17 +25,12 @@ DESCRIPTION = (
 class ValidateConfig:
     """The command's arguments."""
 
-    files: tuple[str, ...] = field(
-        metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
-    )
+    files: tuple[str, ...] = option(".et files, or NAME for NAME.0.et, NAME.1.et, …", positional=True)
     allow_missing_ranks: bool = allow_missing_ranks()
-    json: bool = field(
-        default=False, metadata={"help": "print JSON with the keys valid, files, notes, problems"}
-    )
-    strict: bool = field(default=False, metadata={"help": "treat warnings as errors"})
-    for_: Literal["any", "astra-sim"] = field(
-        default="any",
-        metadata={"help": "astra-sim: also check its rules, and the network.yml beside the files"},
+    json: bool = option("print JSON with the keys valid, files, notes, problems", False)
+    strict: bool = option("treat warnings as errors", False)
+    for_: Literal["any", "astra-sim"] = option(
+        "astra-sim: also check its rules, and the network.yml beside the files", "any"
     )
 
 

@@ -16,9 +16,9 @@ from chakra_et.predict.gpu import OtherGpu, parse_gpu
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.durations import Overlap, RankAs, Scale, parse_scale
+from chakra_et.transform.flags import parse_sizes
 from chakra_et.transform.network import TCP_PAYLOAD, Network, gloo_segments
 from chakra_et.transform.scale import Scaling
-from chakra_et.transform.tensors import parse_sizes
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 

@@ -133,7 +133,7 @@ def test_measured_files_are_never_written_over(tmp_path: Path, capsys: pytest.Ca
     name = saved(running_ahead(20), tmp_path)
     before = (tmp_path / "ahead.0.et").read_bytes()
     assert main(["predict", name, "--scale", "nccl=2", "--output", name]) == 2
-    assert f"--output {name}: {name}.0.et is there already" in capsys.readouterr().err
+    assert f"{name}.0.et: is there already" in capsys.readouterr().err
     assert (tmp_path / "ahead.0.et").read_bytes() == before
     # A single file without a rank in its name would get one beside it.
     (tmp_path / "single.et").write_bytes(before)
@@ -151,7 +151,7 @@ def test_files_are_all_written_or_none(tmp_path: Path, monkeypatch: pytest.Monke
         original(path, trace)
 
     original = et_file.write
-    monkeypatch.setattr("chakra_et.predict.predict.et_file.write", full)
+    monkeypatch.setattr("chakra_et.et.record.et_file.write", full)
     assert main(["predict", name, "--scale", "mm=2", "-o", f"{tmp_path}/new"]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pipeline.0.et", "pipeline.1.et"]
 

@@ -129,7 +129,7 @@ def test_one_rank_becomes_several_that_reduce_gradients(
         else "all-reduces were put in, assuming buckets of 25 MiB (the first of 1;"
     )
     assert wanted in said
-    assert wanted in " ".join(json.loads((tmp_path / "four_scaled.json").read_text())["notes"])
+    assert wanted in " ".join(json.loads((tmp_path / "four_conversion.json").read_text())["notes"])
     sizes = trace.column("comm_size")[trace.types == NodeType.COMM_COLL]
     gradients = 64 * (300 * 2 + 144 + 4 * (12 * 64 + 13) + 2)  # the little GPT's parameters
     assert sizes.sum() == 2 * 4 * gradients

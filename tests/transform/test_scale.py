@@ -233,7 +233,7 @@ def test_files_and_their_bytes_are_said_before_they_are_written(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--dp", "0"], "--dp must be 1 or more, not 0"),
+        (["--dp", "0"], "--dp 0: use 1 to 131,072"),
         (["--dp", "4", "--tp", "2"], "how tensors are sharded: capture a run with 2\n"),
         (["--dp", "4", "--tp", "4"], "how tensors are sharded: capture a run with 2 or with 4"),
         (
@@ -243,7 +243,7 @@ def test_files_and_their_bytes_are_said_before_they_are_written(
         (["--dp", "4", "--mesh", "tp3"], "--mesh 'tp3' has 3 ranks, and the set 2"),
         (["--dp", "4", "--mesh", "many"], "--mesh 'many' can't be read"),
         (["--dp", "4", "--network", "10 parsecs"], "topology '10 parsecs'"),
-        (["--dp", "1000000"], "makes 1,000,000 ranks"),
+        (["--dp", "1000000"], "--dp 1000000: use 1 to 131,072"),
         (["--dp", "4", "--spread", "2"], "--spread must be from 0 to 1"),
     ],
 )
@@ -264,7 +264,7 @@ def test_an_incomplete_set_or_one_without_groups_is_refused(
 ) -> None:
     scaled(pair, tmp_path / "out", 4)
     assert main(["scale", pair, "--dp", "4", "-o", str(tmp_path / "out" / "big")]) == 2
-    assert "there are files of that name" in capsys.readouterr().err
+    assert "is there already" in capsys.readouterr().err
     Path(f"{pair}.1.et").unlink()
     assert main(["scale", pair, "--dp", "4"]) == 2
     assert "1 of 2 ranks have no file, rank 1 for one" in capsys.readouterr().err
