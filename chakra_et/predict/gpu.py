@@ -115,7 +115,7 @@ class OtherGpu:
                     f"that {like}'s do"
                 )
         setting = replace(setting, own_ns=own, notes=(*setting.notes, *notes))
-        return setting.doubting("efficiency of kernels on the other GPU", own_ns=doubt)
+        return setting.doubting(own_ns=doubt)  # how efficient kernels are there
 
 
 def parse_gpu(text: str) -> OtherGpu:
@@ -204,14 +204,12 @@ def _doubt(work: OperatorCall, micros: float, source: GpuModel, target: GpuModel
 @dataclass(frozen=True)
 class Launchers:
     """The K kernels and copies of a run, ``nodes[K]``, ``kind[K]`` (index into ``CLASSES``), and the O
-    operators that launched them: ``of[K]`` int64; ``launcher[O]``: the operators' nodes, ``work``: O entries.
-    A memory copy, and a kernel without operator, is its own.
-    """
+    operators that launched them: ``of[K]`` int64, ``work``: O entries. A memory copy, and a kernel without
+    operator, is its own."""
 
     nodes: np.ndarray
     kind: np.ndarray
     of: np.ndarray
-    launcher: np.ndarray
     work: list[OperatorCall]
 
 
@@ -268,7 +266,7 @@ def launched_operators(run: Run) -> Launchers:
             found = replace(found, moved=2.0 * found.operations * size)
         name = run.names[run.name_of[nodes[k] if alone[k] else launcher[nodes[k]]]]
         work.append(replace(found, idle=bool(idle[at]), tested=not _UNTESTED.search(name)))
-    return Launchers(nodes, kind, of, np.where(alone, nodes, launcher[nodes])[first], work)
+    return Launchers(nodes, kind, of, work)
 
 
 def _named(run: Run, pattern: re.Pattern[str]) -> np.ndarray:

@@ -36,11 +36,6 @@ class ReplayResult:
     release_ns: list[int]
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def makespan_ns(self) -> int:
-        """The end of the last node."""
-        return max(int(end.max()) for end in self.end_ns)
-
 
 def longest_path(trace: ExecutionTrace) -> int:
     """Length in ns of the longest dependency chain, a lower bound on every replay of the trace."""

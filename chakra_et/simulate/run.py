@@ -33,11 +33,8 @@ _ATTEMPTS = 50
 
 @dataclass(frozen=True)
 class Doubt:
-    """One cause of uncertainty: by how many ns each node may last longer, one standard deviation;
-    int64[N].
-    """
+    """By how many ns each node may last longer for one cause, one standard deviation; int64[N]."""
 
-    cause: str
     own_ns: np.ndarray
     lasting_ns: np.ndarray
 
@@ -72,12 +69,10 @@ class Setting:
         """The same setting with one more note."""
         return replace(self, notes=(*self.notes, sentence))
 
-    def doubting(
-        self, cause: str, own_ns: np.ndarray | None = None, lasting_ns: np.ndarray | None = None
-    ) -> Setting:
+    def doubting(self, own_ns: np.ndarray | None = None, lasting_ns: np.ndarray | None = None) -> Setting:
         """The same setting with one more doubt."""
         given = (np.zeros(len(self.graph)) if each is None else each for each in (own_ns, lasting_ns))
-        doubt = Doubt(cause, *(np.rint(each).astype(np.int64) for each in given))
+        doubt = Doubt(*(np.rint(each).astype(np.int64) for each in given))
         return replace(self, doubts=(*self.doubts, doubt))
 
 
@@ -170,7 +165,7 @@ def make_run(
     graph = build_graph(traces, ranks)
     matching = match(graph, comm_groups)
     times = timing(graph, matching)
-    lasting = times.lasting_ns(matching)
+    lasting = np.where(matching.operation >= 0, times.transfer_ns, 0)
     schedule = make_schedule(graph, matching)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
     start, end = schedule.run(graph.own_ns, lasting, release)

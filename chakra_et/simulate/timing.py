@@ -42,10 +42,6 @@ class Timing:
     notes: list[str] = field(default_factory=list)
     shortest: bool = False
 
-    def lasting_ns(self, matching: Matching) -> np.ndarray:
-        """``transfer_ns`` of the nodes of operations, 0 for others; int64[N]."""
-        return np.where(matching.operation >= 0, self.transfer_ns, 0)
-
 
 def timing(graph: ReplayGraph, matching: Matching) -> Timing:
     """The timing of a replay, from what the files record.

@@ -100,11 +100,10 @@ class Shard:
         changed = as_run(run, made, notes)
         setting, kinds = changed.measured, changed.graph.attribute("comm_type", -1)
         assumed = np.array([name in _WORK for name in changed.names])[changed.name_of]
-        off = np.where(assumed, _DOUBT * setting.own_ns, 0)
-        setting = setting.doubting("work of fully_shard", own_ns=off)
+        setting = setting.doubting(own_ns=np.where(assumed, _DOUBT * setting.own_ns, 0))
         moved = np.isin(kinds, [CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER])
         off = np.where(moved, max(times.model.error, times.scatter) * setting.lasting_ns, 0)
-        return replace(changed, measured=setting.doubting("gathers and reduce-scatters", lasting_ns=off))
+        return replace(changed, measured=setting.doubting(lasting_ns=off))
 
 
 def _backward(trace: ExecutionTrace, rank: int) -> list[Backward]:

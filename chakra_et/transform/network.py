@@ -129,7 +129,7 @@ class Network:
         for each in found:
             scatter[each.nodes] = spread[each.kind, each.size]
         setting = _lasting(setting, found, taken)
-        setting = setting.doubting("scatter of transfers of one size", lasting_ns=scatter)
+        setting = setting.doubting(lasting_ns=scatter)
         return replace(setting, demand=Demand(wire, fixed, least)) if self.contention else setting
 
     def _own_work(self, each: Transfer, taken: float, one_host: bool) -> tuple[float, float]:

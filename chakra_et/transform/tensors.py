@@ -55,10 +55,9 @@ def with_tokens(ranks: RankTraces, batch: str, sequence: str) -> RankTraces:
     for flag, text, have in (("batch", batch, sizes.batch), ("seq", sequence, sizes.sequence)):
         refusal = f"--{flag} {text}: the captured one is {have}: give a number from 1 on"
         new.append(wanted(text, have, _LARGEST, refusal) if text else have)
-    resizing = Resizing(sizes, new[0], new[1], ranks.where)
     return _reshaped(
         ranks,
-        resizing.shape,
+        resizing(sizes, new[0], new[1], ranks.where),
         f"batch × sequence of a pass was {sizes.batch} × {sizes.sequence} (look-up of tokens) and is "
         f"{new[0]} × {new[1]}",
         f"no operator's work depends on batch {sizes.batch} or sequence {sizes.sequence}",
@@ -168,57 +167,56 @@ def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
     return Sizes(batch, sequence, frozenset(parameters | tables), frozenset(tables), several, width)
 
 
-class Resizing:
-    """To another batch and sequence. Raises ``TraceError`` where their sizes can't be told from others."""
+def resizing(sizes: Sizes, batch: int, sequence: int, where: str) -> Callable[[Shape], Shape]:
+    """What makes a tensor's shape that of another batch and sequence. Raises ``TraceError`` where their sizes
+    can't be told from others."""
+    changes: dict[int, str] = {}
+    if batch != sizes.batch:
+        changes[sizes.batch] = f"a batch of {sizes.batch}"
+    if sequence != sizes.sequence:
+        changes[sizes.sequence] = f"a sequence of {sizes.sequence}"
+    if changes:
+        changes[sizes.batch * sizes.sequence] = f"{sizes.batch} × {sizes.sequence} tokens"
+    if sizes.batch == sizes.sequence:
+        raise TraceError(f"{where}: batch and sequence are both {sizes.batch}: capture different ones")
+    # The leftmost size that equals the batch is the batch; a table's length is no size of a layer.
+    widths = {size for shape in sizes.parameters - sizes.tables for size in shape}
+    widths |= {size for shape in sizes.tables for size in shape[1:]}
+    widths = (widths | {sizes.heads, sizes.width}) - {sizes.batch, 0}
+    for size, what in changes.items():
+        if size in widths or size == 1:
+            raise TraceError(
+                f"{where}: {what} can't be told from another size {size} of the model: capture with "
+                "sizes that differ from all of the model's"
+            )
+    kept = sizes.parameters | {shape[::-1] for shape in sizes.parameters}
+    by_length = {sizes.sequence + off: sequence + off for off in (0, 1, -1)}
+    joined = {sizes.batch * length: batch * other for length, other in by_length.items()}
+    if sizes.heads:
+        joined[sizes.batch * sizes.heads] = batch * sizes.heads
+        joined[sizes.batch * sizes.heads * sizes.sequence] = batch * sizes.heads * sequence
+    joined.pop(sizes.sequence, None)
+    # Products and neighbours of sizes that are also a size of the model are that.
+    for others in (joined, by_length):
+        for size in widths & others.keys():
+            del others[size]
 
-    def __init__(self, sizes: Sizes, batch: int, sequence: int, where: str):
-        self.sizes, self.batch = sizes, batch
-        changes: dict[int, str] = {}
-        if batch != sizes.batch:
-            changes[sizes.batch] = f"a batch of {sizes.batch}"
-        if sequence != sizes.sequence:
-            changes[sizes.sequence] = f"a sequence of {sizes.sequence}"
-        if changes:
-            changes[sizes.batch * sizes.sequence] = f"{sizes.batch} × {sizes.sequence} tokens"
-        if sizes.batch == sizes.sequence:
-            raise TraceError(f"{where}: batch and sequence are both {sizes.batch}: capture different ones")
-        # The leftmost size that equals the batch is the batch; a table's length is no size of a layer.
-        widths = {size for shape in sizes.parameters - sizes.tables for size in shape}
-        widths |= {size for shape in sizes.tables for size in shape[1:]}
-        widths = (widths | {sizes.heads, sizes.width}) - {sizes.batch, 0}
-        for size, what in changes.items():
-            if size in widths or size == 1:
-                raise TraceError(
-                    f"{where}: {what} can't be told from another size {size} of the model: capture with "
-                    "sizes that differ from all of the model's"
-                )
-        self.kept = sizes.parameters | {shape[::-1] for shape in sizes.parameters}
-        by_length = {sizes.sequence + off: sequence + off for off in (0, 1, -1)}
-        joined = {sizes.batch * length: batch * other for length, other in by_length.items()}
-        if sizes.heads:
-            joined[sizes.batch * sizes.heads] = batch * sizes.heads
-            joined[sizes.batch * sizes.heads * sizes.sequence] = batch * sizes.heads * sequence
-        joined.pop(sizes.sequence, None)
-        # Products and neighbours of sizes that are also a size of the model are that.
-        self.joined = {size: other for size, other in joined.items() if size not in widths}
-        self.by_length = {size: other for size, other in by_length.items() if size not in widths}
-
-    def shape(self, shape: Shape) -> Shape:
-        """The new shape of a tensor."""
-        if shape in self.kept:
+    def resized_shape(shape: Shape) -> Shape:
+        if shape in kept:
             return shape
         found: list[int] = []
-        has_batch = any(size in self.joined for size in shape)
+        has_batch = any(size in joined for size in shape)
         for size in shape:
-            if size == self.sizes.batch and not has_batch:
-                found.append(self.batch)
+            if size == sizes.batch and not has_batch:
+                found.append(batch)
                 has_batch = True
-            elif size in self.joined and size != self.sizes.batch:
-                found.append(self.joined[size])
+            elif size in joined and size != sizes.batch:
+                found.append(joined[size])
             else:
-                other = self.by_length.get(size, size)
-                found.append(other if size > 1 and size != self.sizes.heads else size)
+                found.append(by_length.get(size, size) if size > 1 and size != sizes.heads else size)
         return tuple(found)
+
+    return resized_shape
 
 
 def _communicated(trace: ExecutionTrace, text: Callable[[bytes], bytes]) -> dict[int, int]:

@@ -15,7 +15,7 @@ from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 from tests.convert.good_traces import NAMES, check_run
 from tests.shared import shared_path
-from tests.simulate.replay_traces import replay_device
+from tests.simulate.replay_traces import makespan_ns, replay_device
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "fixtures" / "captures"
@@ -49,7 +49,7 @@ def capture(name: str) -> Converted:
 def check_replay(trace: ExecutionTrace, percent: float) -> None:
     """In device semantics; no dependency chain is longer than the measured time."""
     measured = int(trace.metadata["measured_end_micros"]) * 1000
-    simulated = replay_device(trace).makespan_ns
+    simulated = makespan_ns(replay_device(trace))
     assert abs(simulated / measured - 1) * 100 <= percent
     assert longest_path(trace) <= measured + 1_000 * len(np.unique(trace.column("lane")))
 

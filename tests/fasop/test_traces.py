@@ -22,7 +22,7 @@ from fasop.plans.plan import Plan
 from fasop.plans.shapes import Shape
 from fasop.schedule import events
 from tests.fasop import fasop_cases as cases
-from tests.simulate.replay_traces import replay_astra, replay_device
+from tests.simulate.replay_traces import makespan_ns, replay_astra, replay_device
 
 MICRO = 1e-6
 
@@ -55,7 +55,7 @@ def groups(folder: Path) -> dict[str, list[int]]:
 def replayed(found: list[ExecutionTrace], folder: Path) -> tuple[float, float]:
     """Seconds of one step, as devices do it and as ASTRA-sim does."""
     read = read_comm_groups(folder / "planned_comm_groups.json")
-    return tuple(replay(found, None, read).makespan_ns / 1e9 for replay in (replay_device, replay_astra))
+    return tuple(makespan_ns(replay(found, None, read)) / 1e9 for replay in (replay_device, replay_astra))
 
 
 CASES = {

@@ -20,7 +20,7 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.device_format import GPU_CATEGORIES, NOT_A_NODE
 from chakra_et.validate import check as validate
-from tests.simulate.replay_traces import replay_astra, replay_device
+from tests.simulate.replay_traces import makespan_ns, replay_astra, replay_device
 
 CLOSE = 1.02
 HARMLESS = frozenset((*NOT_A_NODE.values(), "sync-record"))
@@ -126,7 +126,7 @@ def _judge_replay(result: Any) -> list[str]:
         trace = et_file.read(result.traces.et_file(rank))
         measured = int(trace.metadata["measured_end_micros"]) - int(trace.start_micros.min())
         for name, simulate in (("device", replay_device), ("astra", replay_astra)):
-            took = simulate(trace).makespan_ns / 1000
+            took = makespan_ns(simulate(trace)) / 1000
             if name == "device" and not (measured / CLOSE - 5 <= took <= measured * CLOSE + 5):
                 wrong.append(f"rank {rank}: {took:.0f} µs replayed, {measured} measured")
             if took <= 0 < measured - 5:

@@ -12,7 +12,7 @@ from chakra_et.errors import TraceError
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import make_run
 from chakra_et.transform.durations import Scale
-from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, replay_device
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, makespan_ns, replay_device
 from tests.simulate.test_replay_properties import rank_sets
 
 
@@ -81,4 +81,4 @@ def test_gloo_may_start_the_later_of_two_collectives_first() -> None:
 
     run = make_run("swapped", [make_trace(*rank(0, 1)), make_trace(*rank(1, 0))], [0, 1])
     assert [sorted(run.graph.row[nodes].tolist()) for nodes in run.members] == [[1, 2], [1, 2]]
-    assert replay_device(run.graph.traces).makespan_ns == 15_000
+    assert makespan_ns(replay_device(run.graph.traces)) == 15_000

@@ -39,6 +39,11 @@ def replay_astra(
     return astra_replay(graph, matching, timing(graph, matching))
 
 
+def makespan_ns(result: ReplayResult) -> int:
+    """The end of the last node."""
+    return max(int(end.max()) for end in result.end_ns)
+
+
 def _given(traces: Traces) -> list[ExecutionTrace]:
     return [traces] if isinstance(traces, ExecutionTrace) else list(traces)
 

@@ -15,6 +15,7 @@ from tests.simulate.replay_traces import (
     cpu,
     kernel,
     make_trace,
+    makespan_ns,
     recv,
     replay_astra,
     replay_device,
@@ -29,7 +30,7 @@ BOTH = pytest.mark.parametrize("replay", [replay_device, replay_astra])
 def test_chain(replay):
     result = replay(make_trace(cpu(1, 5), cpu(2, 3, (1,)), kernel(3, 10, (2,)), cpu(4, 2, (3,))))
     assert times(result) == [(0, 5), (5, 8), (8, 18), (18, 20)]
-    assert result.makespan_ns == 20_000
+    assert makespan_ns(result) == 20_000
 
 
 @BOTH
@@ -200,7 +201,7 @@ def test_a_million_nodes_in_seconds(replay, seconds):
     begin = time.process_time()
     result = replay(trace)
     assert time.process_time() - begin < seconds
-    assert result.makespan_ns > 0
+    assert makespan_ns(result) > 0
 
 
 @BOTH
@@ -211,6 +212,6 @@ def test_a_long_chain_needs_no_recursion(replay):
         np.r_[0, np.arange(count)].astype(np.int64), np.arange(count - 1).astype(np.uint64)
     )
     least = 1 if replay is replay_astra else 0
-    assert replay(trace).makespan_ns == int(
+    assert makespan_ns(replay(trace)) == int(
         np.maximum(trace.duration_micros.astype(np.int64) * 1000, least).sum()
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.generator.fixtures import FOLDER, ODDITIES, convert, summary
-from tests.simulate.replay_traces import replay_device
+from tests.simulate.replay_traces import makespan_ns, replay_device
 
 FOLDERS = sorted(path for path in FOLDER.iterdir() if path.is_dir())
 
@@ -19,7 +19,7 @@ def test_fixture_converts_to_the_kept_result(folder: Path) -> None:
     assert summary(converted) == json.loads((folder / "expected.json").read_text())
     assert converted.report.conserved() and converted.report.link_rate == 1.0
     begin, end = int(converted.trace.start_micros.min()), int(converted.trace.metadata["measured_end_micros"])
-    assert abs(replay_device(converted.trace).makespan_ns / 1000 - (end - begin)) <= 5
+    assert abs(makespan_ns(replay_device(converted.trace)) / 1000 - (end - begin)) <= 5
 
 
 def test_each_folder_documents_the_origin_of_its_oddity() -> None:

@@ -15,7 +15,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.job.mesh import Mesh, Place, mesh_of, parse_mesh, shape_of
 from tests.astra.sets import MESH, step, write_set
-from tests.simulate.replay_traces import collective, cpu, make_trace, replay_device
+from tests.simulate.replay_traces import collective, cpu, make_trace, makespan_ns, replay_device
 
 
 def ddp(rank: int, ranks: int, slow: int = 0) -> ExecutionTrace:
@@ -117,7 +117,7 @@ def test_every_group_of_a_mesh_is_multiplied(tmp_path: Path) -> None:
             assert number in groups[column.values[at]]
     assert traces[5].column("comm_dst", -1).max() == 17
     assert main(["validate", str(tmp_path / "out" / "big")]) == 0
-    assert replay_device(list(traces.values()), comm_groups=groups).makespan_ns > 0
+    assert makespan_ns(replay_device(list(traces.values()), comm_groups=groups)) > 0
     assert (
         main(
             [

@@ -11,17 +11,17 @@ from chakra_et.job.mesh import Mesh
 from chakra_et.job.operators import GRADIENT
 from chakra_et.transform.changes import RankTraces
 from chakra_et.transform.reductions import _last_in
-from chakra_et.transform.tensors import Resizing, Sizes, with_shards
+from chakra_et.transform.tensors import Sizes, resizing, with_shards
 from tests.job.test_gradients import two_passes
 from tests.simulate.replay_traces import collective, cpu, make_trace
 
 
 def test_heads_of_a_batch_change_with_it_and_with_the_sequence() -> None:
     sizes = Sizes(4, 10, frozenset({(64, 64)}), frozenset(), heads=2, width=32)
-    resizing = Resizing(sizes, 8, 30, "made")
+    resized = resizing(sizes, 8, 30, "made")
     shapes = {(8, 10, 32): (16, 30, 32), (80, 32): (480, 32), (4, 2, 10, 9): (8, 2, 30, 29)}
-    assert {shape: resizing.shape(shape) for shape in shapes} == shapes
-    assert resizing.shape((64, 64)) == (64, 64)
+    assert {shape: resized(shape) for shape in shapes} == shapes
+    assert resized((64, 64)) == (64, 64)
 
 
 def test_more_tensor_parallel_ranks_cut_the_shards_alone() -> None:
