@@ -38,7 +38,8 @@ TESTS = {
 """Fast tests of each package."""
 _OF_MODULES = {  # in place of these
     "scale rank_copies": "job/ transform/test_scale",
-    "blocks layers stages tensors unroll reductions": "transform/test_remodel transform/test_tensors",
+    "blocks layers stages tensors unroll reductions": "job/ transform/test_layers transform/test_tensors "
+    "transform/test_remodel",
     "fsdp": "predict/test_shard",
 }
 _PAIRS = (

@@ -1,0 +1,121 @@
+"""More and fewer blocks of a rank that is written down node by node, and the buckets of their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from chakra_et.et.columns import ExecutionTrace, NodeType, TensorInfo
+from chakra_et.et.edges import edges_of
+from chakra_et.et.node_attributes import parents
+from chakra_et.job.mesh import Mesh
+from chakra_et.job.operators import ENGINE, GRADIENT
+from chakra_et.transform.changes import RankTraces
+from chakra_et.transform.layers import with_layers
+from tests.simulate.replay_traces import collective, cpu, make_trace
+
+BLOCKS, MIB = 3, 1 << 20
+
+
+def rank(sizes: tuple[int, ...]) -> ExecutionTrace:
+    """Three blocks of four operators and two gradients of 1 MiB; behind the last of each of ``sizes`` bytes,
+    its all-reduce is launched, for 11, 12, … µs. The thread waits for all of them at the end."""
+    nodes, gradients, calls = [], [], []
+    ends = np.cumsum(sizes).tolist()
+
+    def add(name: str, phase: str, lane: int, micros: int = 5, **more: int) -> int:
+        number = len(nodes) + 1
+        before = next((node["id"] for node in reversed(nodes) if node.get("lane") == lane), 0)
+        deps = (before,) if before else ()
+        kind = {"kind": "operator", "phase": phase, "lane": lane}
+        nodes.append(cpu(number, micros, deps, name=name, start=10 * number, **kind, **more))
+        return number
+
+    for block in range(BLOCKS):
+        for at, name in enumerate(("aten::norm", "aten::mm", "aten::gelu", "aten::add")):
+            add(name, "forward", 0, seq_id=4 * block + at)
+    for block in reversed(range(BLOCKS)):
+        for at in reversed(range(4)):
+            add(f"{ENGINE}: B{at}", "backward", 1, seq_id=4 * block + at)
+        for _ in range(2):
+            around = add(f"{ENGINE}: {GRADIENT}", "backward", 1)
+            gradients.append(add(GRADIENT, "backward", 1, parent=around))
+            if len(calls) < len(ends) and len(gradients) * MIB >= ends[len(calls)]:
+                launch = add("c10d::allreduce_", "backward", 1, 11 + len(calls), parent=around)
+                number, of = len(nodes) + 1, sizes[len(calls)]
+                more = {"lane": 9, "is_cpu_op": 0, "kind": "collective", "start": 10 * number}
+                nodes.append(collective(number, 20, (launch,), parent=launch, comm_size=of, **more))
+                calls.append(number)
+    last = add("aten::wait", "optimizer", 1)
+    nodes[last - 1]["deps"] = (last - 1, *calls)
+    shapes = [b"[[512,512]]"] * len(gradients)
+    kinds = [b'["Tensor(float)"]'] * len(gradients)
+    rows = np.array(gradients) - 1
+    return replace(make_trace(*nodes), inputs=TensorInfo(rows, [b"[]"] * len(rows), shapes, kinds))
+
+
+def layered(trace: ExecutionTrace, layers: str) -> tuple[ExecutionTrace, tuple[str, ...]]:
+    ranks = RankTraces(
+        "made",
+        Mesh(1, 1, 1),
+        {},
+        {0: trace},
+        {0: 0},
+        {0: np.arange(len(trace))},
+        lambda kind, before, after, group, micros: micros * after / before,
+    )
+    made = with_layers(ranks, layers)
+    (found,) = made.traces.values()
+    assert [trace.names[row] for row in made.source[0].tolist()] == [
+        found.names[i] for i in range(len(found))
+    ]
+    return found, made.notes
+
+
+def reductions(trace: ExecutionTrace) -> list[tuple[int, int, int]]:
+    """Of each all-reduce the MiB, its own µs, and those of its launch, in the order of launches."""
+    rows = np.flatnonzero(trace.types == NodeType.COMM_COLL)
+    launch = parents(trace)[rows]
+    columns = (
+        trace.column("comm_size")[rows] // MIB,
+        trace.duration_micros[rows],
+        trace.duration_micros[launch],
+    )
+    order = np.argsort(launch)
+    return [tuple(int(column[at]) for column in columns) for at in order]
+
+
+def waited_for(trace: ExecutionTrace) -> int:
+    """How many all-reduces the last node waits for."""
+    edges = edges_of(trace)
+    last = next(row for row in range(len(trace)) if trace.names[row] == "aten::wait")
+    return int((trace.types[edges.parent[edges.child == last]] == NodeType.COMM_COLL).sum())
+
+
+@pytest.mark.parametrize(("layers", "count"), [("2x", 12), ("4", 8), ("2", 4), ("1", 2)])
+def test_buckets_of_ddp_are_filled_anew_by_its_rule(layers: str, count: int) -> None:
+    trace, notes = layered(rank((MIB,) * 6), layers)
+    # The last bucket is like the last one, and all others like those in their places.
+    launches = [11 + min(at, 5) for at in range(count - 1)] + [16]
+    assert reductions(trace) == [(1, 20, each) for each in launches]
+    assert waited_for(trace) == count
+    assert "the buckets of 1 backward passes were filled anew by DDP's rule" in notes
+    around = [trace.names[row] for row in parents(trace)[trace.column("comm_type", -1) == 0].tolist()]
+    assert around == ["c10d::allreduce_"] * count
+
+
+def test_buckets_by_no_rule_keep_their_number() -> None:
+    # The first is launched behind 3 of 6 gradients, and now behind 7 of 12: four of the last block,
+    # two of the middle one, and one of its copy that runs last.
+    trace, notes = layered(rank((3 * MIB - 600, 3 * MIB)), "2x")
+    sizes = trace.column("comm_size")[trace.types == NodeType.COMM_COLL]
+    assert sizes.tolist() == [7 * MIB - 1400, 5 * MIB]
+    assert any("keep their number, and have the bytes of the gradients before each" in note for note in notes)
+
+
+def test_collectives_of_one_block_stay_with_it() -> None:
+    trace, notes = layered(rank((2 * MIB,) * 3), "2x")
+    assert [each[0] for each in reductions(trace)] == [2] * 6
+    assert "no collective of gradients was recognised: communication outside of blocks stays" in notes
