@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +12,8 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, Ragged, Strings
-from chakra_et.et.edges import edges_of
-from chakra_et.et.node_attributes import has, set_integers, set_texts, texts, with_integers
+from chakra_et.et.edges import topological_order
+from chakra_et.et.node_attributes import dependencies, has, set_integers, set_texts, texts, with_integers
 from chakra_et.et.rearrange import take_rows
 from chakra_et.job.blocks import Blocks
 from chakra_et.job.gradients import Retime
@@ -69,9 +68,7 @@ def drafted(trace: ExecutionTrace, blocks: Blocks | None = None, copies: Sequenc
         each: _copies_of(blocks, np.flatnonzero(lane == each), times, first)
         for each in np.unique(lane).tolist()
     }
-    edges = edges_of(trace)
-    known = edges.parent >= 0
-    child, parent = edges.child[known], edges.parent[known]
+    parent, child = dependencies(trace)
     order = np.argsort(lane, kind="stable")
     before = np.full(count, -1)
     same = lane[order][1:] == lane[order][:-1]
@@ -98,15 +95,12 @@ def finished(draft: Draft, where: str, retime: Retime) -> tuple[ExecutionTrace, 
             "--layers needs blocks that follow each other"
         )
     place = {node: at for at, node in enumerate(order)}
-    lists: list[set[int]] = [set() for _ in order]
-    for one, two in edges:
-        if one in place and two in place:
-            lists[place[two]].add(place[one] + 1)
+    known = sorted({(place[two], place[one]) for one, two in edges if one in place and two in place})
+    target, parent = np.array(known, np.int64).reshape(-1, 2).T
     source = np.array(draft.old, dtype=np.int64)[order]
     copy = np.array(draft.copy, dtype=np.int64)[order]
-    offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64)))
-    values = np.array([one for each in lists for one in sorted(each)], dtype=np.uint64)
-    new = take_rows(draft.trace, source, Ragged(offsets, values), without=("comm_sequence",))
+    deps = Ragged(np.searchsorted(target, np.arange(len(order) + 1)), (parent + 1).astype(np.uint64))
+    new = take_rows(draft.trace, source, deps, without=("comm_sequence",))
     new = _with_references(new, draft, place, source, copy)
     new = _with_calls(_with_records(new, copy), draft.trace, source)
     new = _with_sequences(new, draft, source, copy)
@@ -175,25 +169,13 @@ def _ordered(draft: Draft, edges: Sequence[tuple[int, int]]) -> list[int] | None
     """The nodes in an order in which all edges point forward, by row and then by the order in which its
     copies run; None for a circle."""
     copy, backward = np.array(draft.copy), np.array([*draft.blocks.is_backward, False])
-    ran = np.where(backward[draft.blocks.group[draft.old]], -copy, copy)
-    priority = list(zip(draft.old, ran.tolist(), range(len(copy)), strict=True))
-    after: dict[int, list[int]] = {node: [] for nodes in draft.lanes.values() for node in nodes}
-    waits = dict.fromkeys(after, 0)
-    for one, two in edges:
-        if one in waits and two in waits:
-            after[one].append(two)
-            waits[two] += 1
-    ready = [priority[node] for node in waits if not waits[node]]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        node = heapq.heappop(ready)[2]
-        order.append(node)
-        for other in after[node]:
-            waits[other] -= 1
-            if not waits[other]:
-                heapq.heappush(ready, priority[other])
-    return order if len(order) == len(waits) else None
+    ran = np.where(backward[draft.blocks.group[draft.old]], -copy, copy).tolist()
+    nodes = [node for lane in draft.lanes.values() for node in lane]
+    nodes.sort(key=lambda node: (draft.old[node], ran[node], node))
+    number = {node: at for at, node in enumerate(nodes)}
+    known = [(number[one], number[two]) for one, two in edges if one in number and two in number]
+    order = topological_order(len(nodes), *np.array(known, np.int64).reshape(-1, 2).T)
+    return [nodes[at] for at in order] if len(order) == len(nodes) else None
 
 
 def _with_references(
@@ -278,16 +260,14 @@ def _with_modules(
     most = np.zeros(blocks.held, dtype=np.int64)
     np.maximum.at(most, block[block >= 0], copy[block >= 0] + 1)
     begins = np.concatenate(([0], np.cumsum(most)))
-    renamed: dict[tuple[int, int], int] = {}
-    fresh: list[str] = []
-    for row in np.flatnonzero(index >= 0).tolist():
-        number = int(begins[block[row]] + copy[row]) if block[row] >= 0 else -1
-        key = int(index[row]), number
-        if key not in renamed:
-            path = table[key[0]].split("/")
-            if number >= 0 and len(path) > depth:
-                path[depth] = f"{path[depth].rpartition('_')[0]}_{number}"
-            renamed[key] = len(fresh)
-            fresh.append("/".join(path))
-        index[row] = renamed[key]
+    rows = np.flatnonzero(index >= 0)
+    number = np.where(block >= 0, begins[block] + copy, -1)[rows]
+    used_by, at = np.unique([index[rows], number], axis=1, return_inverse=True)
+    index[rows] = at.reshape(-1)
+    fresh = []
+    for text, own in used_by.T.tolist():
+        path = table[text].split("/")
+        if own >= 0 and len(path) > depth:
+            path[depth] = f"{path[depth].rpartition('_')[0]}_{own}"
+        fresh.append("/".join(path))
     return set_texts(new, "module", fresh, index)
