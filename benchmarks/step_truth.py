@@ -1,15 +1,19 @@
 """The graph's step against the steps of processes that were never traced.
 
     python -m benchmarks.step_truth [--scripts single,gpt2] [--sizes 0,1] [--turns 3] [--clock cpu|wall]
+    python -m benchmarks.step_truth --modules [--scripts …]
 
 Each script of ``step_truth_scripts`` runs in turns without a tracer and with it; the traced run is converted.
 With ``--clock cpu``, for machines with other work, the graph's step is the CPU time of the timed steps less
 what the conversion took off, and the truth the CPU time of an untraced step; with ``--clock wall`` both are
-times of the clock. Over steps and turns: medians, but with ``--clock cpu`` the shortest, as other work slows
-caches down; over ranks: means. ``traced`` and ``observed``: the timed steps and the structure step as
-recorded, which is the state before and after.
+times of the clock. Over steps and turns: medians; over ranks: means. ``again``: how far the truth of a turn
+is from the median of the turns, on average, as processes of one script differ. ``traced`` and ``observed``:
+the timed steps and the structure step as recorded, which is the state before and
+after. Then the mean and the worst error.
 
-Printed: truth, graph, its error, traced / truth, observed / truth; then the mean and the worst error.
+``--modules``: where the time goes. Hooks around each call of an ``nn.Module`` open an annotation and read the
+CPU clock. Printed is, by class of module, the time per step in its forward calls by the clock of the untraced
+process and in the graph of the traced one. Classes with less than a twentieth of the step are left out.
 """
 
 from __future__ import annotations
@@ -25,11 +29,38 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
 WAIT, ACTIVE = 8, 6
+PREFIX = "module: "
 
 
-def worker(name: str, size: int, folder: str, traced: bool) -> None:
+def time_modules() -> dict[str, float]:
+    """The CPU time, s, in calls of each class of module from now on; each call has its annotation."""
+    import torch
+    from torch.nn.modules import module as modules
+
+    spent: dict[str, float] = {}
+    began: list[tuple[Any, float]] = []
+
+    def before(called: Any, inputs: Any) -> None:
+        annotation = torch.profiler.record_function(PREFIX + type(called).__name__)
+        annotation.__enter__()
+        began.append((annotation, time.process_time()))
+
+    def after(called: Any, inputs: Any, output: Any) -> None:
+        annotation, at = began.pop()
+        took = time.process_time() - at
+        annotation.__exit__(None, None, None)
+        spent[type(called).__name__] = spent.get(type(called).__name__, 0.0) + took
+
+    modules.register_module_forward_pre_hook(before)
+    modules.register_module_forward_hook(after)
+    return spent
+
+
+def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> None:
     """One process of a run: with ``traced`` under the tracer, else with the time of each step in a file."""
     import torch
     import torch.distributed as dist
@@ -42,6 +73,8 @@ def worker(name: str, size: int, folder: str, traced: bool) -> None:
     rank, steps = int(os.environ.get("RANK", 0)), WAIT + 1 + ACTIVE
     seconds: list[tuple[float, float]] = []
     last = [time.perf_counter(), time.process_time()]
+    spent = time_modules() if by_module else {}
+    modules: list[dict[str, float]] = []
     tracer: Any = None
     if traced:
         from chakra_et import ChakraTracer
@@ -55,20 +88,23 @@ def worker(name: str, size: int, folder: str, traced: bool) -> None:
             return
         now = [time.perf_counter(), time.process_time()]
         seconds.append((now[0] - last[0], now[1] - last[1]))
+        modules.append(dict(spent))
+        spent.clear()
         last[:] = now
 
     SCRIPTS[name](size, steps, after)
     if tracer is None:
-        timed = seconds[WAIT + 1 :]
-        Path(folder, f"plain{rank}.json").write_text(json.dumps(timed))
+        Path(folder, f"plain{rank}.json").write_text(json.dumps(seconds[WAIT + 1 :]))
+        Path(folder, f"modules{rank}.json").write_text(json.dumps(modules[WAIT + 1 :]))
     if RANKS[name] > 1:
         dist.destroy_process_group()
 
 
-def run(name: str, size: int, folder: Path, traced: bool) -> None:
+def run(name: str, size: int, folder: Path, traced: bool, by_module: bool = False) -> None:
     from benchmarks.step_truth_scripts import RANKS
 
-    own = ["benchmarks.step_truth", "--worker", name, str(size), str(folder), str(int(traced))]
+    flags = str(int(traced)), str(int(by_module))
+    own = ["benchmarks.step_truth", "--worker", name, str(size), str(folder), *flags]
     launch = ["-m", *own]
     if RANKS[name] > 1:
         launch = [
@@ -95,7 +131,7 @@ def measure(name: str, size: int, clock: str) -> tuple[float, float, float, floa
     from chakra_et.traces.device import load
     from chakra_et.traces.sets import find
 
-    at, typical = (1, min) if clock == "cpu" else (0, median)
+    at = 1 if clock == "cpu" else 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         run(name, size, folder, False)
@@ -110,11 +146,71 @@ def measure(name: str, size: int, clock: str) -> tuple[float, float, float, floa
             trace = et_file.read(result.traces.et_file(rank))
             ends = [trace.metadata_int(f"{name}_end_micros") or 0 for name in ("recorded", "measured")]
             steps = [step[at] / 1000 for step in recording.timed_us]
-            traced.append(typical(steps))
+            traced.append(median(steps))
             graphs.append(traced[-1] - (ends[0] - ends[1]) / 1000 / len(steps))
             observed.append(recording.step_us[recording.structure_step][at] / 1000)
-    truth = mean(typical(step[at] * 1000 for step in steps) for steps in plain)
+    truth = mean(median(step[at] * 1000 for step in steps) for steps in plain)
     return truth, mean(graphs), mean(traced), mean(observed)
+
+
+def measure_modules(name: str, size: int) -> tuple[dict[str, float], dict[str, float], float]:
+    """ms per step in the forward calls of each class of module on rank 0: by the clock of an untraced process
+    and in the graph; and the untraced step. Medians over the steps."""
+    from chakra_et.convert.pair import PairOptions
+    from chakra_et.convert.runs import convert_sets
+    from chakra_et.et import file as et_file
+    from chakra_et.job.operators import inside
+    from chakra_et.traces.sets import find
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        run(name, size, folder, False, by_module=True)
+        plain = json.loads((folder / "modules0.json").read_text())
+        step = median(cpu for _, cpu in json.loads((folder / "plain0.json").read_text())) * 1000
+        run(name, size, folder, True, by_module=True)
+        (result,) = convert_sets(find(folder), PairOptions())
+        trace = et_file.read(result.traces.et_file(0))
+    truth = {of: median(each.get(of, 0.0) for each in plain) * 1000 for of in plain[0]}
+    names = np.array([text.decode() for text in trace.names.table])[trace.names.index]
+    own = np.char.startswith(names, PREFIX) & (trace.column("segment") == 0)
+    anchors = np.flatnonzero(own)
+    start = trace.start_micros.astype(np.int64)
+    end = start + trace.duration_micros.astype(np.int64)
+    marks = np.flatnonzero(np.char.startswith(names, "ProfilerStep#") & (trace.column("segment") == 0))
+    graph = {}
+    for of in truth:
+        sums = np.zeros(len(marks))
+        rows = anchors[names[anchors] == PREFIX + of]
+        call = inside(trace, rows.tolist())
+        held = np.flatnonzero(call >= 0)
+        held = held[trace.column("lane")[held] == trace.column("lane")[rows[call[held]]]]
+        last = start[rows]
+        np.maximum.at(last, call[held], end[held])
+        step_of = np.searchsorted(start[marks], start[rows], side="right") - 1
+        np.add.at(sums, step_of, (last - start[rows]) / 1000)
+        graph[of] = float(np.median(sums))
+    return truth, graph, step
+
+
+def modules_main(scripts: list[str], sizes: list[int], turns: int) -> None:
+    errors = []
+    print(f"{'script':26} size  module                    share %  truth ms  graph ms  error %", flush=True)
+    for name in scripts:
+        for size in sizes:
+            found = [measure_modules(name, size) for _ in range(turns)]
+            step = median(each[2] for each in found)
+            for of in found[0][0]:
+                truth, graph = (median(each[side][of] for each in found) for side in (0, 1))
+                if truth < step / 20:
+                    continue
+                errors.append(100 * (graph / truth - 1))
+                print(
+                    f"{name:26} {size:4}  {of:24}  {100 * truth / step:7.0f}  {truth:8.2f}  {graph:8.2f}"
+                    f"  {errors[-1]:+7.1f}",
+                    flush=True,
+                )
+    absolute = [abs(error) for error in errors]
+    print(f"error: mean {mean(absolute):.1f}%, worst {max(absolute):.1f}% of {len(absolute)}")
 
 
 def main() -> int:
@@ -125,27 +221,36 @@ def main() -> int:
     parser.add_argument("--sizes", default="0,1")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    parser.add_argument("--modules", action="store_true", help="compare the time by class of module")
     config = parser.parse_args()
+    if config.modules:
+        modules_main(config.scripts.split(","), list(map(int, config.sizes.split(","))), config.turns)
+        return 0
     errors = []
-    print(f"{'script':26} size  truth ms  graph ms  error %  traced/truth  observed/truth", flush=True)
+    print(
+        f"{'script':26} size  truth ms  graph ms  error %  again %  traced/truth  observed/truth", flush=True
+    )
+    again = []
     for name in config.scripts.split(","):
         for size in map(int, config.sizes.split(",")):
             turns = [measure(name, size, config.clock) for _ in range(config.turns)]
-            typical = min if config.clock == "cpu" else median
-            truth, graph, traced, observed = (typical(column) for column in zip(*turns, strict=True))
+            truth, graph, traced, observed = (median(column) for column in zip(*turns, strict=True))
             errors.append(100 * (graph / truth - 1))
+            again.append(100 * mean(abs(turn[0] / truth - 1) for turn in turns))
             print(
-                f"{name:26} {size:4}  {truth:8.2f}  {graph:8.2f}  {errors[-1]:+7.1f}  {traced / truth:12.2f}"
-                f"  {observed / truth:14.2f}",
+                f"{name:26} {size:4}  {truth:8.2f}  {graph:8.2f}  {errors[-1]:+7.1f}  {again[-1]:7.1f}"
+                f"  {traced / truth:12.2f}  {observed / truth:14.2f}",
                 flush=True,
             )
     sizes = [abs(error) for error in errors]
-    print(f"error: mean {mean(sizes):.1f}%, worst {max(sizes):.1f}% of {len(sizes)}")
+    print(
+        f"error: mean {mean(sizes):.1f}%, worst {max(sizes):.1f}% of {len(sizes)}; again {mean(again):.1f}%"
+    )
     return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1")
+        worker(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1", sys.argv[6] == "1")
     else:
         sys.exit(main())
