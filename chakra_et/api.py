@@ -17,13 +17,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chakra_et.convert.inputs import find_run
 from chakra_et.errors import TraceError
 from chakra_et.export import tables
 from chakra_et.export.tables import Table
 from chakra_et.predict.command import PredictConfig, changes
 from chakra_et.predict.predict import Prediction, predicted_traces, write_traces
 from chakra_et.predict.predict import predict as _predict
-from chakra_et.report.inputs import find_run
 from chakra_et.report.run import ReportRun, assemble
 from chakra_et.report.run import load as _load
 from chakra_et.simulate.run import Run, devices_of, make_run

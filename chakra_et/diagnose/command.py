@@ -23,7 +23,7 @@ class DiagnoseConfig:
     """The command's arguments."""
 
     name: str = field(
-        metadata={"positional": True, "help": "NAME of a run (NAME.0.et, NAME.1.et, …) or an .et file"}
+        metadata={"positional": True, "help": "the run: NAME, an .et file, its folder, or a PyTorch trace"}
     )
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()

@@ -77,7 +77,7 @@ def read_metadata(path: Path) -> dict[str, int | str | bool | float]:
 def _guess(raw: bytes) -> str:
     """A hint at what else the file may be."""
     if raw[:2] == b"\x1f\x8b":
-        return "; it is a gzip file, which simulators do not read: decompress it first"
+        return "; it is a gzip file: decompress it or, if it is a trace, convert it (chakra-et convert)"
     if raw.lstrip()[:1] in (b"{", b"["):
-        return "; it looks like JSON: convert it to an .et file first"
+        return "; it looks like JSON: convert it to an .et file first (chakra-et convert)"
     return "; the file is damaged or not an .et file"

@@ -87,10 +87,6 @@ def find_rank_sets(
     for name in names:
         paths = [path_of(name)] if path_of(name).is_file() else _files_of_run(name, skeletons)
         for path in paths:
-            if path.name.endswith((".json", ".json.gz")):
-                raise TraceError(
-                    f"{path}: is no .et file: convert it first (chakra-et convert {path} -o outputs)"
-                )
             key, rank = parse_et(path) or (str(path), -1)
             alone = rank < 0
             if alone:

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import IO, Literal
 
 from chakra_et import cli
+from chakra_et.convert.inputs import device_traces, files_of, find_run
 from chakra_et.errors import TraceError
 from chakra_et.export import events, tables
 from chakra_et.files import atomic_file
-from chakra_et.report.inputs import device_traces, files_of, find_run
 from chakra_et.report.run import PHASES, ReportRun, load
 from chakra_et.report.times import find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES

@@ -44,7 +44,7 @@ class PredictConfig(SizeFlags):
 
     MOST: ClassVar[int] = 1024
 
-    name: str = option("NAME of a run (NAME.0.et, NAME.1.et, …) or an .et file", "", positional=True)
+    name: str = option("the run: NAME, an .et file, its folder, or a PyTorch trace", "", positional=True)
     scale: tuple[str, ...] = option(
         "nodes whose name matches take FACTOR times as long", (), metavar="PATTERN=FACTOR"
     )

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et import cli
+from chakra_et.convert.inputs import device_traces, files_of, find_run
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.files import path_of
 from chakra_et.names import SKELETON, RunFiles, run_at
 from chakra_et.ranks.table import step_table
 from chakra_et.report.content import content, with_names
-from chakra_et.report.inputs import device_traces, files_of, find_run
 from chakra_et.report.many import MOST_NODES, many_content
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load

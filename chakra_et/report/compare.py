@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from chakra_et import cli
+from chakra_et.convert.inputs import find_run
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.errors import TraceError
 from chakra_et.report.content import facts, lacks, with_names
-from chakra_et.report.inputs import find_run
 from chakra_et.report.page import MADE_BY, PackedColumns, write_page
 from chakra_et.report.run import PHASES, ReportRun, load
 from chakra_et.report.timeline import largest_peak, usage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from chakra_et.convert.inputs import files_of, with_et_files
 from chakra_et.diagnose.rates import KernelClass, Rates, find_rates, kernel_classes
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
@@ -18,7 +20,6 @@ from chakra_et.et.node_attributes import kinds_of_edges, parents, texts
 from chakra_et.et.sets import RankSet
 from chakra_et.files import read_json
 from chakra_et.redact import redacted
-from chakra_et.report.inputs import files_of, with_et_files
 from chakra_et.simulate.critical_path import CriticalPath, Operations, critical_path, find_operations
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.matching import Matching
@@ -159,6 +160,7 @@ def load(chosen: RankSet | TraceSet) -> ReportRun:
     """Read a run; traces are converted first. Raises ``TraceError`` for what can't be read or joined."""
     files = files_of(chosen)
     with with_et_files(chosen) as (run, lacks):
+        print(*(f"warning: {note}\n" for note in run.notes), sep="", end="", file=sys.stderr)
         lacks += run.notes
         traces = [et_file.read(path) for path in with_progress(run.files.values(), "reading")]
         conversion = _json(run.run.report_file, lacks)

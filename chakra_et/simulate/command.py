@@ -1,11 +1,10 @@
-"""``chakra-et replay NAME…``: replay .et files and compare the result with the measured times.
+"""``chakra-et replay NAME…``: replay runs and compare the result with the measured times.
 
     chakra-et replay outputs/gpt2 --max-error 5
     chakra-et replay outputs/gpt2.0.et --semantics astra --json
 
-A name is a file, or the prefix of ``PREFIX.0.et``, ``PREFIX.1.et``, …: ranks with one prefix are replayed
-together, with their collectives matched. Exit status: 0; 1 if the error of a rank exceeds ``--max-error``;
-2 for unusable arguments or files.
+The ranks of a run are replayed together, with their collectives matched. Exit status: 0; 1 if the error of a
+rank exceeds ``--max-error``; 2 for unusable arguments or files.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
+from chakra_et.convert.inputs import find_runs, with_et_files
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets
+from chakra_et.et.sets import RankSet, Skeletons
 from chakra_et.simulate.replay_report import RankReplay, report, table
 from chakra_et.simulate.replays import ReplayResult, astra_replay
 from chakra_et.simulate.run import Run, make_run
@@ -35,7 +35,7 @@ _SIMULATORS: dict[str, Callable[[Run], ReplayResult]] = {
 class ReplayConfig:
     """The command's arguments."""
 
-    names: tuple[str, ...] = option(".et files, or prefixes of PREFIX.0.et, PREFIX.1.et, …", positional=True)
+    names: tuple[str, ...] = option("runs: NAME, .et files, a folder, or PyTorch traces", positional=True)
     semantics: Literal["device", "astra", "both"] = option(
         "device: each thread and stream runs its nodes in order; astra: as ASTRA-sim issues nodes", "both"
     )
@@ -53,37 +53,34 @@ class ReplayConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    description = "Replay .et files and compare the result with the measured times."
+    description = "Replay runs and compare the result with the measured times."
     config = parse(ReplayConfig, argv, description=description)
     status = 0
     answers: list[dict[str, Any]] = []
-    try:
-        jobs = find_rank_sets(config.names, config.allow_missing_ranks, config.skeletons)
-    except TraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for job in jobs:
+    for job in find_runs(config.names, config.allow_missing_ranks, config.skeletons):
+        title = job.title if isinstance(job, RankSet) else job.name
         try:
-            reports, notes = run(job, config)
+            with with_et_files(job) as (ranks, failed):
+                reports, notes = run(ranks, config)
         except (TraceError, OSError) as error:
-            text = str(error) if job.title in str(error) else f"{job.title}: {error}"
+            text = str(error) if title in str(error) else f"{title}: {error}"
             print(f"error: {text}", file=sys.stderr)
-            answers.append({"name": job.title, "error": text})
+            answers.append({"name": title, "error": text})
             status = 2
             continue
         exceeded = [] if config.max_error is None else _exceeded(reports, config.max_error)
         status = max(status, 1 if exceeded else 0)
-        notes += exceeded
+        notes = failed + notes + exceeded
         answers.append(
             {
-                "name": job.title,
+                "name": title,
                 "files": {rank: str(path) for rank, path in job.files.items()},
                 "notes": notes,
                 "replays": {name: [rank.as_json() for rank in ranks] for name, ranks in reports.items()},
             }
         )
         if not config.json:
-            print(*[f"{job.title}:", *table(reports), *(f"note: {note}" for note in notes), ""], sep="\n")
+            print(*[f"{title}:", *table(reports), *(f"note: {note}" for note in notes), ""], sep="\n")
     if config.json:
         answer = {"max_error_percent": config.max_error, "status": status, "jobs": answers}
         print(json.dumps(answer, indent=2))

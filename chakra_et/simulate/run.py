@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.convert.inputs import files_of, find_run, with_et_files
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.sets import Skeletons, find_rank_sets, read_comm_groups
+from chakra_et.et.sets import Skeletons, read_comm_groups
 from chakra_et.files import read_json
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
@@ -132,17 +133,18 @@ class Run:
 def load_run(
     name: str, comm_groups: str | None = None, allow_missing: bool = False, skeletons: Skeletons = "auto"
 ) -> Run:
-    """The run of which ``name`` is the NAME or a file. Raises ``TraceError`` for what can't be replayed, and
-    as ``find_rank_sets`` does."""
-    found = find_rank_sets([name], allow_missing, skeletons)[0]
-    groups = read_comm_groups(Path(comm_groups)) if comm_groups else found.groups
-    traces = [et_file.read(path) for path in with_progress(found.files.values(), "reading")]
+    """The run of which ``name`` is the NAME, the folder, an .et file or a trace. Raises ``TraceError`` for
+    what can't be replayed, and as ``find_run`` does."""
+    chosen = find_run([name], allow_missing, skeletons)
+    with with_et_files(chosen) as (found, failed):
+        groups = read_comm_groups(Path(comm_groups)) if comm_groups else found.groups
+        traces = [et_file.read(path) for path in with_progress(found.files.values(), "reading")]
     run = make_run(name, traces, list(found.files), groups)
     try:
-        manifest = read_json(found.run.manifest_file)
+        manifest = read_json(files_of(chosen).manifest_file)
     except (OSError, ValueError, RecursionError):
         manifest = {}
-    return replace(run, devices=devices_of(manifest), notes=found.notes + run.notes)
+    return replace(run, devices=devices_of(manifest), notes=failed + found.notes + run.notes)
 
 
 def devices_of(manifest: Any) -> dict[int, str]:

@@ -101,6 +101,11 @@ class TraceSet(RunFiles):
     warnings: list[str] = field(default_factory=list)
 
     @property
+    def files(self) -> dict[int, Path]:
+        """Rank → its device trace."""
+        return {rank: pair.device for rank, pair in self.pairs.items()}
+
+    @property
     def ranks_here(self) -> int:
         """A lower bound on the number of ranks, from the file names."""
         return max([*self.pairs, *self.incomplete], default=-1) + 1

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chakra_et.convert.inputs import find_run
 from chakra_et.cost import nccl
 from chakra_et.diagnose.rates import find_rates, kernel_classes
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.columns import CollectiveType
 from chakra_et.report.collectives import collectives
-from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
 from chakra_et.report.times import idle_time
 from chakra_et.simulate.run import make_run

@@ -60,7 +60,7 @@ def after_metadata(*nodes: bytes) -> bytes:
         (framed(b"\x12\x03\x0a\x09a"), "byte 3, first message: a field does not fit"),
         (b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "it looks like JSON"),
         (b'{\n  "traceEvents": [' + b" " * 200 + b"]}", "it looks like JSON"),
-        (gzip.compress(METADATA * 50, mtime=0), "gzip file, which simulators do not read: decompress it"),
+        (gzip.compress(METADATA * 50, mtime=0), "gzip file: decompress it or, if it is a trace, convert it"),
     ],
 )
 def test_file_that_is_no_trace_is_one_sentence(tmp_path: Path, raw: bytes, sentence: str) -> None:

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import find_run
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.sets import find_rank_sets
 from chakra_et.names import run_at
 from chakra_et.report.content import content
-from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
 from tests.chakra_et.test_atomic import ROOT, capture
+from tests.shared import shared_path
 
 READERS = {
     "replay": ["replay", "NAME"],
@@ -251,7 +252,7 @@ def test_a_conversion_killed_before_its_end_leaves_nothing_that_passes_for_finis
         assert "its conversion hasn't finished" in capsys.readouterr().err
     else:
         assert Path(f"{run}.1.et").exists() == older
-        assert use(READERS["replay"], run) == (0 if older else 2)
+        assert use(READERS["validate"], run) == (0 if older else 2)
     remaining = subprocess.run([sys.executable, str(ROOT / "convert_remaining.py"), "--dir", str(folder)])
     assert remaining.returncode == 0 and Path(f"{run}.1.et").read_bytes() == whole
     assert use(READERS["replay"], run) == 0 and not list(folder.glob(".*"))
@@ -266,9 +267,19 @@ def test_a_folder_with_one_run_is_that_run(run: Path) -> None:
         find_rank_sets([str(run.parent)])
 
 
-def test_a_trace_in_place_of_et_files_is_to_be_converted(tmp_path: Path) -> None:
-    """It was "a gzip file, which simulators do not read"."""
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(b"\x1f\x8b")
-    with pytest.raises(TraceError, match="is no .et file: convert it first"):
-        find_rank_sets([str(path)])
+def test_a_trace_in_place_of_et_files_is_converted_on_the_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They said that it was to be converted first. The answers are those of the converted run."""
+    folder = shared_path("data/traces/public/pairs")
+    trace, name = folder / "h100_bert-small-uncased.json.gz", tmp_path / "h100_bert-small-uncased"
+    assert main(["convert", str(trace), "-o", str(tmp_path)]) == 0
+    for words in (["predict", "NAME", "--gpu-kernels", "2"], ["diagnose", "NAME"], ["replay", "NAME"]):
+        answers = []
+        for run in (trace, name):
+            capsys.readouterr()
+            assert main([*(str(run) if word == "NAME" else word for word in words), "--json"]) == 0
+            answers.append(json.loads(capsys.readouterr().out))
+        traced, converted = ((each["jobs"][0] if "jobs" in each else each) for each in answers)
+        differ = {key for key in converted if traced[key] != converted[key]}
+        assert differ <= {"name", "files", "notes"}, words

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from chakra_et.convert.inputs import find_run
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.names import RunFiles
-from chakra_et.report.inputs import find_run
 from chakra_et.report.run import ReportRun, load
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 

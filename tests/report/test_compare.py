@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import find_run
 from chakra_et.report.compare import compare_content, lines, match, side, speedup, strong_scaling
-from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
 from tests.report.made_run import write_run
 

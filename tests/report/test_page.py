@@ -13,9 +13,9 @@ import pytest
 
 from chakra_et.__main__ import main
 from chakra_et.convert.graph.linked import WORK_BEFORE
+from chakra_et.convert.inputs import files_of, find_run
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import RankSet
-from chakra_et.report.inputs import files_of, find_run
 from chakra_et.report.page import PackedColumns
 from chakra_et.report.timeline import stacked
 from tests.report.made_run import HOSTILE, write_run
@@ -92,14 +92,14 @@ def test_the_files_of_a_run_name_it(tmp_path: Path) -> None:
 def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
     write_run(tmp_path, "a")
     write_run(tmp_path, "b")
-    with pytest.raises(TraceError, match=r"files of 2 runs .*chakra-et compare"):
+    with pytest.raises(TraceError, match="files of 2 runs .*`compare` them"):
         find_run(sorted(map(str, tmp_path.glob("*.et"))))
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["absent"], "neither a file nor the NAME of a run"),
+        (["absent"], "neither a file nor the NAME of NAME.0.et"),
         (["notes.txt"], "give traces of PyTorch's profiler"),
         (["empty.0.et"], "the file is empty"),
         ([], "the following arguments are required: NAME"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chakra_et.__main__ import main as chakra_et
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.simulate.command import main
@@ -196,16 +197,16 @@ def test_bad_arguments(argv, message, capsys):
 def test_bad_comm_groups(tmp_path, capsys, content):
     rank_files(tmp_path)
     (tmp_path / "run_comm_groups.json").write_text(content)
-    assert main([str(tmp_path / "run")]) == 2
+    assert chakra_et(["replay", str(tmp_path / "run")]) == 2
     assert "groups.json" in capsys.readouterr().err
 
 
 def test_unusable_names(tmp_path, capsys):
-    assert main([str(tmp_path / "absent")]) == 2
+    assert chakra_et(["replay", str(tmp_path / "absent")]) == 2
     assert "neither a file nor the NAME" in capsys.readouterr().err
     rank_files(tmp_path)
     (tmp_path / "run.01.et").write_bytes((tmp_path / "run.1.et").read_bytes())
-    assert main([str(tmp_path / "run")]) == 2
+    assert chakra_et(["replay", str(tmp_path / "run")]) == 2
     assert "both rank 1" in capsys.readouterr().err
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from chakra_et.convert.inputs import find_run
 from chakra_et.convert.pair import PairOptions, convert_pair
 from chakra_et.et import memory as names
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
 from chakra_et.report.timeline import curves, largest_peak, usage
 from chakra_et.text import size

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import find_run
 from chakra_et.et import file as et_file
 from chakra_et.et.node_attributes import splits
 from chakra_et.report.collectives import split_imbalance
-from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
 from chakra_et.validate.check import check_together
 

@@ -1,6 +1,8 @@
 """Finds the run that command-line arguments name, and converts it first where there are only PyTorch traces.
 
-run = load(find_run(["outputs/gpt2"]))
+run = find_run(["outputs/gpt2"])
+with with_et_files(run) as (files, failed):
+    print(files.files, failed)
 """
 
 from __future__ import annotations
@@ -8,24 +10,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from chakra_et.errors import TraceError, reason
-from chakra_et.et.sets import RankSet, find_rank_sets
+from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets
 from chakra_et.files import is_remote, path_of, read_json, sha256
 from chakra_et.names import RunFiles, parse_et, run_at
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.sets import TraceSet
 
 
-def find_run(words: Iterable[str], allow_missing: bool = False) -> RankSet | TraceSet:
-    """The run of which each of ``words`` is the NAME, the folder, an .et file or a trace. Of a NAME or folder
-    without .et files, the traces are taken.
+def find_run(
+    words: Iterable[str], allow_missing: bool = False, skeletons: Skeletons = "off"
+) -> RankSet | TraceSet:
+    """As ``find_runs``, of one run. Raises ``TraceError`` for files of several ones."""
+    found = find_runs(words, allow_missing, skeletons)
+    if len(found) > 1:
+        several = ", ".join(files_of(each).name for each in found[:5]) + (", …" if len(found) > 5 else "")
+        raise TraceError(f"these are files of {len(found)} runs ({several}): give one, or `compare` them")
+    return found[0]
 
-    Raises ``TraceError`` for anything else and for files of several runs, and as ``find_rank_sets`` does.
+
+def find_runs(
+    words: Iterable[str], allow_missing: bool = False, skeletons: Skeletons = "off"
+) -> list[RankSet | TraceSet]:
+    """The runs of which each of ``words`` is the NAME, the folder, an .et file or a trace. Of a NAME or
+    folder without .et files, the traces are taken. Raises ``TraceError`` for anything else, and as
+    ``find_rank_sets`` does.
     """
     names: list[str] = []
     traces: list[Path] = []
@@ -42,26 +55,11 @@ def find_run(words: Iterable[str], allow_missing: bool = False) -> RankSet | Tra
             names.append(word)
         elif any(run.folder.glob(f"{glob.escape(run.name)}_*device.json*")):
             found += trace_sets.find(run.folder, glob.escape(run.name))
-        else:
-            raise TraceError(
-                f"{word}: neither a file nor the NAME of a run with NAME.0.et or NAME_device.json: check the "
-                "path"
-            )
-    found += find_rank_sets(names, allow_missing)
+        else:  # skeletons alone, or nothing of this name
+            names.append(word)
+    found += find_rank_sets(names, allow_missing, skeletons)
     found += trace_sets.of_files(traces) if traces else []
-    if len(found) > 1:
-        several = ", ".join(files_of(each).name for each in found[:5]) + (", …" if len(found) > 5 else "")
-        raise TraceError(
-            f"these are files of {len(found)} runs ({several}): give one of them, or look at them side by "
-            "side with `chakra-et compare`"
-        )
-    return _with_warnings(found[0]) if isinstance(found[0], RankSet) else found[0]
-
-
-def _with_warnings(run: RankSet) -> RankSet:
-    for note in run.notes:
-        print(f"warning: {note}", file=sys.stderr)
-    return run
+    return found
 
 
 def files_of(run: RankSet | TraceSet) -> RunFiles:
@@ -72,7 +70,7 @@ def files_of(run: RankSet | TraceSet) -> RunFiles:
 def device_traces(run: RankSet | TraceSet) -> tuple[dict[int, Path], list[str]]:
     """(rank → its device trace, one sentence for each that is gone or has changed since the conversion)."""
     if isinstance(run, TraceSet):
-        return {rank: pair.device for rank, pair in run.pairs.items()}, []
+        return run.files, []
     report, folder = run.run.report_file, run.run.folder
     try:
         known = read_json(report).get("device_traces", {})
@@ -110,4 +108,4 @@ def with_et_files(run: RankSet | TraceSet) -> Iterator[tuple[RankSet, list[str]]
         if not result.good:
             raise errors[0] if errors else TraceError(f"{run.name}: " + " ".join(result.problems))
         (found,) = find_rank_sets([str(Path(folder) / run.name)], allow_missing=True)
-        yield _with_warnings(found), [str(error) for error in errors]
+        yield found, [str(error) for error in errors]
