@@ -51,9 +51,7 @@ def path_of(name: str | Path) -> Path:
         found: Any = UPath(name)
         local = found.fs.protocol == ("file", "local")
     except (ImportError, ValueError, OSError) as error:
-        raise TraceError(
-            f"{name}: {error}: pip install 'mosim-llms[remote]', and what fsspec needs"
-        ) from None
+        raise TraceError(f"{name}: {error}: pip install universal-pathlib, and what fsspec needs") from None
     return Path(found.path) if local else cast(Path, found)
 
 

@@ -33,18 +33,18 @@ _THROWN = re.compile(rb"terminate called.*\n\s*what\(\): *(.*)")
 class AstraConfig:
     """The command's arguments."""
 
-    name: str = option("the set: outputs/NAME; with --check a bundle's folder", "", positional=True)
-    output: str = option("the folder of the bundle", "", short="-o")
+    name: str = option("the run: outputs/NAME; with --check, the folder for ASTRA-sim", "", positional=True)
+    output: str = option("the folder to write", "", short="-o")
     topology: str = option("'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', or a .json file", "")
-    backend: Backend = option("write files for a packet simulator, too", "analytical")
-    gpu_only: bool = option("leave the CPU's operators out", False)
-    comm_only: bool = option("leave everything but communication out", False)
+    backend: Backend = option("also write files for a packet simulator", "analytical")
+    gpu_only: bool = option("keep device work and communication only", False)
+    comm_only: bool = option("keep communication only", False)
     trim: bool = option("leave missing ranks out: the others become ranks 0, 1, …", False)
     allow_missing_ranks: bool = allow_missing_ranks()
-    fill: bool = option("make missing ranks from their like (same stage)", False)
+    fill: bool = option("make missing ranks from ranks of the same stage", False)
     mesh: str = option("with --fill: the mesh (tp2,dp4,pp2), where groups don't show it", "")
-    seed: int = option("with --fill: of the spread of compute times", 0)
-    check: str | None = option("a log of ASTRA-sim to compare with the bundle's expected.json", None)
+    seed: int = option("with --fill: random seed of the spread of compute times", 0)
+    check: str | None = option("a log of ASTRA-sim to compare with the folder's expected.json", None)
     max_error: float | None = option("with --check: exit with 1 beyond this percentage", None)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class AstraConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = parse(AstraConfig, argv, description=__doc__)
+    config = parse(AstraConfig, argv, description="Write a folder that ASTRA-sim runs, or check its log.")
     if config.check is not None:
         log = Path(config.check)
         checked = check_log(log, Path(config.name) if config.name else log.parent)

@@ -31,7 +31,7 @@ class FetchConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = parse(FetchConfig, argv, description=__doc__)
+    config = parse(FetchConfig, argv, description="Unpack a small example, a folder that ASTRA-sim runs.")
     known = examples()
     if not config.name:
         rows = [("example", "ranks", "what")]

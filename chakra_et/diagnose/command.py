@@ -27,12 +27,12 @@ class DiagnoseConfig:
     )
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
-    json: bool = field(default=False, metadata={"help": "print JSON: see Diagnosis.as_json"})
+    json: bool = field(default=False, metadata={"help": "print JSON, with all figures"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = parse(DiagnoseConfig, argv, description="Find what bounds a run, and what to change.")
+    config = parse(DiagnoseConfig, argv, description="Find what bounds a run and what to change.")
     run = load_run(config.name, allow_missing=config.allow_missing_ranks, skeletons=config.skeletons)
     found = diagnose(run)
     if config.json:

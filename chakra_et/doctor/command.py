@@ -37,7 +37,7 @@ class DoctorConfig:
     part: tuple[str, ...] = field(default=(), metadata={"help": "parts to run (default: all)"})
     output: str = field(default="doctor", metadata={"short": "-o", "help": "folder of the results"})
     again: bool = field(default=False, metadata={"help": "also run parts that are done"})
-    cpu: bool = field(default=False, metadata={"help": "a rehearsal on the CPU although there is a GPU"})
+    cpu: bool = field(default=False, metadata={"help": "run on the CPU although there is a GPU"})
 
     def __post_init__(self) -> None:
         known = [*PARTS, *EXTRA]

@@ -240,7 +240,7 @@ def write_workbook(run: ReportRun, headline: list[str], path: Path) -> None:
     try:
         import openpyxl
     except ImportError:
-        raise TraceError("--xlsx needs openpyxl: pip install 'mosim-llms[excel]'") from None
+        raise TraceError("--xlsx needs openpyxl: pip install openpyxl") from None
     book = openpyxl.Workbook(write_only=True)
     found = {name: table(run) for name, table in SHEETS.items()}
     used = dict.fromkeys(column for table in found.values() for column in table.columns)

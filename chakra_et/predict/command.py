@@ -49,7 +49,7 @@ class PredictConfig(SizeFlags):
         "nodes whose name matches take FACTOR times as long", (), metavar="PATTERN=FACTOR"
     )
     gpu_kernels: float | None = option(
-        "all kernels and copies of devices take FACTOR times as long, and no call of the host",
+        "all device kernels and copies take FACTOR times as long",
         None,
         metavar="FACTOR",
     )
@@ -60,28 +60,28 @@ class PredictConfig(SizeFlags):
         metavar="FROM:TO",
     )
     bucket_mb: float | None = option(
-        "DDP's bucket_cap_mb: gradients are all-reduced in buckets of as many MiB", None, group="distribution"
+        "DDP's bucket_cap_mb, the size of gradient buckets in MiB", None, group="distribution"
     )
     accumulate: int | None = option(
-        "forward and backward passes for each step of the optimizer", None, group="distribution"
+        "forward and backward passes per optimizer step", None, group="distribution"
     )
     shard: Literal["fsdp2"] | None = option(
-        "fsdp2: a run of DDP as fully_shard on each repeated block would run", None, group="distribution"
+        "fsdp2: fully_shard on each repeated block in place of DDP", None, group="distribution"
     )
     bandwidth: str | None = option(
-        "of each rank's link per direction, with its unit: 100Gbit/s; or that of the run and the new one: "
+        "of each rank's link per direction, with its unit: 100Gbit/s; or the run's and the new one: "
         "1Gbit/s:10Gbit/s",
         None,
         group="network",
     )
-    latency: str | None = option("of one message, with its unit: 5us", None, group="network")
+    latency: str | None = option("of a message, with its unit: 5us", None, group="network")
     topology: str | None = option(
         "in place of bandwidth and latency: '8xH100 NVLink, 4 nodes, 400 Gbit/s'", None, group="network"
     )
-    contention: bool = option("transfers at the same time share their links", True, group="network")
-    overlap: bool = option("communication delays only the end of its step", False)
+    contention: bool = option("concurrent transfers share their links", True, group="network")
+    overlap: bool = option("computation waits for communication only at the end of the step", False)
     starts: Literal["recorded", "together"] = option(
-        "together: all ranks begin at the same moment, in place of when their recordings began", "recorded"
+        "together: all ranks start at the same time, without the skew of their recordings", "recorded"
     )
     output: str | None = option("write the predicted run as OUTPUT.RANK.et", None, short="-o")
     comm_groups: str | None = option("JSON file of group id → ranks, in place of NAME_comm_groups.json", None)

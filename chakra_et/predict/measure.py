@@ -29,11 +29,11 @@ _LARGEST_POWER = 34
 class MeasureConfig:
     """The command's arguments."""
 
-    backend: Literal["gloo", "nccl"] = option("of torch.distributed", "gloo")
+    backend: Literal["gloo", "nccl"] = option("backend of torch.distributed", "gloo")
     output: str = option("JSON file to write", "network.json", short="-o")
     smallest: int = option("smallest size, as a power of 2 of bytes", 10)
     largest: int = option("largest size, as a power of 2 of bytes", 25)
-    repeats: int = option("times that each is measured; the median counts", 7)
+    repeats: int = option("measurements of each, of which the median counts", 7)
 
     def __post_init__(self) -> None:
         if not 6 <= self.smallest <= self.largest <= _LARGEST_POWER:

@@ -40,10 +40,10 @@ class MeasureGpuConfig:
     """The command's arguments."""
 
     output: str = option("JSON file to write", "gpu.json", short="-o")
-    device: str = option("of PyTorch; cpu is for trying it out", "cuda")
-    shapes: int = option("shapes of each type of number", 100)
+    device: str = option("PyTorch device; cpu only to try the command", "cuda")
+    shapes: int = option("shapes per data type", 100)
     largest: float = option("operations of the largest product", 4e12)
-    repeats: int = option("times that each is measured", 6)
+    repeats: int = option("measurements of each", 6)
 
     def __post_init__(self) -> None:
         if self.shapes < 1 or self.repeats < 1 or self.largest < 1e6:

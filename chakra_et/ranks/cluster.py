@@ -37,7 +37,7 @@ def jobs_on(cluster: str, workers: int) -> Iterator[Jobs]:
         try:
             client = _connected(stack, cluster, workers)
         except ImportError as error:
-            needed = f"{error.name}: pip install 'mosim-llms[cluster]'"
+            needed = f"{error.name}: pip install distributed dask-jobqueue"
             raise TraceError(f"--cluster {cluster} needs {needed}") from None
         except (OSError, ValueError) as error:
             raise TraceError(f"--cluster {cluster}: {error}: check that it is there") from None

@@ -29,7 +29,7 @@ MOST_PARTS = 8
 class StragglersConfig:
     """The command's arguments."""
 
-    name: str = field(metadata={"positional": True, "help": "the NAME of NAME.0.et, NAME.1.et, …"})
+    name: str = field(metadata={"positional": True, "help": "the run: NAME or its folder"})
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
     json: bool = field(default=False, metadata={"help": "print JSON, with slowdowns by rank and step"})
@@ -37,7 +37,7 @@ class StragglersConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = parse(StragglersConfig, argv, description="Find what slows a distributed job down.")
+    config = parse(StragglersConfig, argv, description="Find slow ranks and what they cost.")
     run = load_run(config.name, allow_missing=config.allow_missing_ranks, skeletons=config.skeletons)
     found, diagnosis = analyse(recorded_job(run)), diagnose(run)
     if config.json:

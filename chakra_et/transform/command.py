@@ -39,14 +39,14 @@ MOST_SLOWED = 4_000_000
 class ScaleConfig(SizeFlags):
     """The command's arguments."""
 
-    name: str = option("the captured set: outputs/NAME", positional=True)
-    output: str = option("the new set (as NAME-dp64 beside the captured one)", "", short="-o")
-    seed: int = option("of the spread of compute times", 0)
+    name: str = option("the captured run: outputs/NAME", positional=True)
+    output: str = option("NAME of the new run (as NAME-dp64 beside the captured one)", "", short="-o")
+    seed: int = option("random seed of the spread of compute times", 0)
     spread: float | None = option(
         "relative spread of compute times per step, 0 for none; default: as measured", None
     )
-    variants: int = option("different draws per captured rank; ranks that are alike share a file", 8)
-    fill: bool = option("make missing ranks from their like (same stage) first", False)
+    variants: int = option("random draws per captured rank; equal ranks share a file", 8)
+    fill: bool = option("first make missing ranks from ranks of the same stage", False)
     allow_missing_ranks: bool = allow_missing_ranks()
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class ScaleConfig(SizeFlags):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = parse(ScaleConfig, argv, description=__doc__)
+    config = parse(ScaleConfig, argv, description="Make a run of other ranks, layers, batch or sequence.")
     found = read_set(config.name, config.allow_missing_ranks or config.fill)
     run = run_at(config.output or f"{found.name}{config.changes}")
     scaling = config.scaling(read_network(config.network) if config.network else None)

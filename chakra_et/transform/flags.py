@@ -23,11 +23,11 @@ class SizeFlags:
     MOST: ClassVar[int] = 1 << 17
     """Of each degree of parallelism."""
 
-    layers: str = option("repeated blocks of the model: a number, or a factor as 2x", "")
-    batch: str = option("sequences of a rank in one pass: a number, or 2x", "")
-    seq: str = option("tokens of a sequence: a number, or 2x", "")
+    layers: str = option("repeated blocks of the model: a number, or a factor such as 2x", "")
+    batch: str = option("sequences per rank and pass: a number, or 2x", "")
+    seq: str = option("tokens per sequence: a number, or 2x", "")
     resize: tuple[str, ...] = option(
-        "dimensions of tensors: 10=20 720=1440 for twice a batch of 10", (), metavar="OLD=NEW"
+        "replace dimensions of tensors: 10=20 720=1440 doubles a batch of 10", (), metavar="OLD=NEW"
     )
     dp: int | None = option(
         "data-parallel ranks in place of the measured ones", None, short="--ranks", group="distribution"
@@ -40,7 +40,7 @@ class SizeFlags:
         "the measured mesh (tp2,dp4,pp2), where the groups don't show it", "", group="distribution"
     )
     network: str | None = option(
-        "of the run, in place of a fit to it: 10Gbit/s,30us or a file of chakra-et measure-network",
+        "the run's network, if not fitted to it: 10Gbit/s,30us or a file of chakra-et measure-network",
         None,
         group="network",
     )
