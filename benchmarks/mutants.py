@@ -38,8 +38,8 @@ TESTS = {
 """Fast tests of each package."""
 _OF_MODULES = {  # in place of these
     "scale rank_copies": "job/ transform/test_scale",
-    "blocks layers stages tensors unroll reductions": "job/ transform/test_layers transform/test_tensors "
-    "transform/test_remodel",
+    "blocks layers tensors unroll": "job/ transform/test_layers transform/test_tensors",
+    "stages reductions": "job/ transform/test_tensors transform/test_remodel",
     "fsdp": "predict/test_shard",
 }
 _PAIRS = (

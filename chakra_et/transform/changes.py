@@ -102,13 +102,11 @@ def as_run(
 def with_transfers(run: Run) -> list[ExecutionTrace]:
     """The traces of a run whose matched communication lasts as long as its transfer, without waits."""
     own = run.graph.scatter(run.measured.lasting_ns)
-    matched = run.graph.scatter((run.operation >= 0).astype(np.int64))
-    found = []
-    for trace, lasts, is_matched in zip(run.graph.traces, own, matched, strict=True):
-        rows = np.flatnonzero(is_matched)
-        micros = dict(zip(rows.tolist(), (lasts[rows] / 1000).tolist(), strict=True))
-        found.append(lasting(trace, micros) if micros else trace)
-    return found
+    matched = map(np.flatnonzero, run.graph.scatter(run.operation >= 0))
+    return [
+        lasting(trace, {row: lasts[row] / 1000 for row in rows.tolist()})
+        for trace, lasts, rows in zip(run.graph.traces, own, matched, strict=True)
+    ]
 
 
 def with_sizes(trace: ExecutionTrace, sizes: Mapping[int, int], retime: Retime) -> ExecutionTrace:

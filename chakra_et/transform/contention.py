@@ -81,18 +81,13 @@ def time_beside_transfers(run: Run, setting: Setting) -> np.ndarray:
     graph, times = run.graph, solve(run, setting)
     start, end = times.start_ns, times.end_ns
     gloo = np.array([name.startswith(_GLOO) for name in run.names])[run.name_of]
-    found = np.zeros(len(graph))
-    begins: dict[int, list[int]] = {}
-    ends: dict[int, list[int]] = {}
-    for nodes in run.members:
-        if gloo[nodes[0]]:
-            for node in nodes.tolist():
-                begins.setdefault(int(graph.trace_of[node]), []).append(int(start[nodes].max()))
-                ends.setdefault(int(graph.trace_of[node]), []).append(int(end[node]))
-    for at in begins:
-        transfers = np.array(begins[at]), np.array(ends[at])
+    found, nodes = np.zeros(len(graph)), np.flatnonzero(gloo & (run.operation >= 0))
+    begin = np.zeros(len(run.members), np.int64)  # a transfer begins once its last member has started
+    np.maximum.at(begin, run.operation[nodes], start[nodes])
+    for at in np.unique(graph.trace_of[nodes]).tolist():
+        own = nodes[graph.trace_of[nodes] == at]
         here = np.flatnonzero((graph.trace_of == at) & graph.is_cpu & ~gloo & (end > start))
-        found[here] = union_ns(*transfers, start[here], end[here])
+        found[here] = union_ns(begin[run.operation[own]], end[own], start[here], end[here])
     return found
 
 

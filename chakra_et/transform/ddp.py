@@ -83,12 +83,13 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
     lane, on_cpu = lanes(trace), trace.column("is_cpu_op") != 0
     steps = step_rows(trace)[1].tolist() or [0]
     copies = [row for row, name in enumerate(operators.name) if name == BACK and operators.shapes(row)]
-    backs, found = _copies_back(trace, copies), []
+    part, backs, found = inside(trace, copies), np.full(len(copies), -1), []
+    backs[part[part >= 0]] = np.flatnonzero(part >= 0)  # the last row of each
     for begin, end in zip(steps, [*steps[1:], len(trace)], strict=True):
         mine = [at for at, each in enumerate(ready) if begin <= each.row < end]
         if not mine:
             continue
-        back = [row for row in backs if begin <= row < end]
+        back = backs[(begin <= backs) & (backs < end)].tolist()
         back = back if len(back) == len(mine) else [-1] * len(mine)
         gradients, launches = [], []
         for at, behind in zip(mine, back, strict=True):
@@ -161,15 +162,6 @@ def reduction(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:
             found[[*bucket.launch, bucket.collective]] = True
     recorded = trace.inputs.rows.tolist() if trace.inputs else []
     return found | (inside(trace, [row for row in recorded if trace.names[row] == INTO_BUCKET]) >= 0)
-
-
-def _copies_back(trace: ExecutionTrace, first: list[int]) -> list[int]:
-    """The last row of each copy from a bucket to a gradient."""
-    part = inside(trace, first)
-    rows = np.flatnonzero(part >= 0)
-    last = np.full(len(first), -1)
-    last[part[rows]] = rows
-    return last.tolist()
 
 
 def _buckets(

@@ -140,13 +140,9 @@ def _last_of_steps(sweeps: Sequence[Sweep], operators: Operators) -> list[Sweep]
     updates = [row for row, phase in enumerate(operators.phase) if phase == "optimizer"]
     if not updates:
         return list(sweeps)
-    at = np.searchsorted(updates, [sweep.gradients[-1].row for sweep in sweeps])
-    following = [updates[place] if place < len(updates) else -1 for place in at.tolist()]
-    return [
-        sweep
-        for sweep, one, two in zip(sweeps, following, [*following[1:], -2], strict=True)
-        if one >= 0 and one != two
-    ]
+    following = np.searchsorted(updates, [sweep.gradients[-1].row for sweep in sweeps])
+    is_last = (following < len(updates)) & (np.diff(following, append=-1) != 0)
+    return [sweeps[at] for at in np.flatnonzero(is_last).tolist()]
 
 
 def _put_in(
