@@ -243,7 +243,7 @@ class _Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> typing.NoReturn:
-        self.exit(2, printable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n")
+        self.exit(_fail(f"{self.prog}: error: {message} (see {self.prog} --help)", 2))
 
 
 class _HelpFormatter(argparse.HelpFormatter):

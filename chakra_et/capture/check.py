@@ -7,62 +7,29 @@ a device event.
 
 from __future__ import annotations
 
-import gzip
-import zlib
+import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import numpy as np
 
-from chakra_et.traces.device_format import read_recording
+from chakra_et.errors import TraceError
+from chakra_et.traces import device as device_trace
+from chakra_et.traces import host as host_trace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.host import GROUP_RECORD, HostTrace
 
-STEP = "ProfilerStep#"
-# Written by the observer itself, or before Kineto starts: these have no counterpart in the device trace.
-_HOST_ONLY = ("[pytorch|profiler|execution_trace|", "## process_group:init ##")
+# Written by the observer itself, or before Kineto starts: these have no counterpart in the device trace. Nor
+# need operations of gloo's threads: torch 2.4 doesn't profile these, and the observer misses what they end
+# after the training has gone on.
+_ONE_SIDED = ("[pytorch|profiler|execution_trace|", GROUP_RECORD, "gloo:")
 _LINKED_SHARE = 0.95
 _BACKWARD = "autograd::engine::evaluate_function"
-
-
-class _Attribute(msgspec.Struct):
-    name: str = ""
-    value: Any = None
-
-
-class _Node(msgspec.Struct):
-    name: str
-    attrs: list[_Attribute] = []
-
-    def get(self, name: str) -> Any:
-        return next((attribute.value for attribute in self.attrs if attribute.name == name), None)
-
-
-class _Host(msgspec.Struct):
-    nodes: list[_Node]
-    finish_ts: int
-    pid: int | None = None
-
-
-class _Arguments(msgspec.Struct, frozen=True):
-    record_id: int = msgspec.field(name="Record function id", default=0)
-    finished: bool = True
-
-
-class _Event(msgspec.Struct):
-    name: str = ""
-    cat: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    pid: int | str | None = None
-    tid: int | str | None = None
-    args: _Arguments = _Arguments()
-
-
-class _Device(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents")
-    distributed: dict[str, Any] | None = msgspec.field(name="distributedInfo", default=None)
-    recording: Any = msgspec.field(name="chakra_et", default=None)
+# What the readers say of a file that is not all there.
+_CUT = re.compile('truncated|ended before|No such file|has no "')
 
 
 @dataclass
@@ -100,55 +67,55 @@ def check_pair(host: Path | str, device: Path | str, active_steps: int) -> list[
 def inspect_pair(host: Path | str, device: Path | str, active_steps: int) -> PairReport:
     """Compare the record-function ids, steps and processes of both traces of one rank."""
     report = PairReport()
-    host_trace = _read(Path(host), _Host, "host", report)
-    device_trace = _read(Path(device), _Device, "device", report)
-    if host_trace is None or device_trace is None:
+    nodes: HostTrace | None = _read(host_trace.load, host, "host", report)
+    events: DeviceTrace | None = _read(device_trace.load, device, "device", report)
+    if nodes is None or events is None:
         return report
-    report.host_nodes = len(host_trace.nodes)
-    report.device_events = len(device_trace.events)
-    recording = read_recording(device_trace.recording)
-    structure = recording.structure_step if recording else None
-    _compare_steps(host_trace, device_trace, active_steps, structure, report)
-    # The events that begin in the structure step, and all others: the cost of recording is measured there.
-    inside, outside = device_trace.events, []
-    steps = [event for event in inside if _is_step(event) and _number(event) == structure]
-    if steps:
-        begin, end = steps[0].ts, steps[0].ts + steps[0].dur
-        outside = [event for event in inside if not begin <= event.ts <= end]
-        inside = [event for event in inside if begin <= event.ts <= end]
-    _compare_ids(host_trace, inside, outside, report)
-    pids = {event.pid for event in device_trace.events if _is_step(event)}
-    if host_trace.pid is not None and pids - {host_trace.pid}:
-        others = ", ".join(sorted(map(str, pids)))
-        report.problems.append(f"the host trace is of process {host_trace.pid}, the device trace of {others}")
-    has_group = any(node.name == "## process_group:init ##" for node in host_trace.nodes)
-    if device_trace.distributed and not has_group:
+    report.host_nodes, report.device_events = len(nodes), events.events_in
+    structure = events.recording.structure_step if events.recording else -1
+    marks = _steps(events)
+    report.steps = {
+        number: float(events.end[row] - events.start[row]) / 1000 for number, row in marks.items()
+    }
+    _compare_steps(sorted(_steps(nodes)), active_steps, structure, report)
+    _compare_ids(nodes, events, marks.get(structure, -1), report)
+    pids = {str(events.threads[events.thread[row]][0]) for row in marks.values()}
+    if (pid := nodes.header["pid"]) and pids - {str(pid)}:
+        others = ", ".join(sorted(pids))
+        report.problems.append(f"the host trace is of process {pid}, the device trace of {others}")
+    if events.distributed and GROUP_RECORD not in nodes.names:
         report.problems.append("the host trace has no record of the process groups")
     return report
 
 
-def _read(path: Path, kind: type, label: str, report: PairReport) -> Any:
+def _read(load: Callable[[Path | str], Any], path: Path | str, label: str, report: PairReport) -> Any:
     try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        return msgspec.json.decode(data, type=kind)
-    except (OSError, EOFError, ValueError, zlib.error, msgspec.DecodeError) as error:
-        if isinstance(error, EOFError) or "truncated" in str(error) or not path.is_file():
+        return load(path)
+    except TraceError as error:
+        reason = str(error).removeprefix(f"{path}: ").removesuffix(".")
+        if _CUT.search(reason):
             report.truncated.append(label)
         report.problems.append(
-            f"the {label} trace is not one complete JSON object ({error}); try fix_host_traces.py"
+            f"the {label} trace is not one complete JSON object ({reason}); try fix_host_traces.py"
         )
         return None
 
 
-def _compare_steps(
-    host: _Host, device: _Device, active_steps: int, structure: int | None, report: PairReport
-) -> None:
-    annotations = [event for event in device.events if _is_step(event)]
-    report.steps = {_number(event): event.dur for event in annotations}
-    device_steps = sorted(_number(event) for event in annotations)
-    host_steps = sorted(_number(node) for node in host.nodes if _is_step(node))
+def _named(trace: HostTrace | DeviceTrace, begin: tuple[str, ...] | str) -> np.ndarray:
+    """bool[rows]: whose names begin so."""
+    return np.isin(trace.name, [code for code, name in enumerate(trace.names) if name.startswith(begin)])
+
+
+def _steps(trace: HostTrace | DeviceTrace) -> dict[int, int]:
+    """The number of each step → its row."""
+    found = [re.fullmatch(r"ProfilerStep#(\d+)", name) for name in trace.names]
+    numbers = {code: int(match[1]) for code, match in enumerate(found) if match}
+    rows = np.flatnonzero(np.isin(trace.name, list(numbers)))
+    return {numbers[code]: row for code, row in zip(trace.name[rows].tolist(), rows.tolist(), strict=True)}
+
+
+def _compare_steps(host_steps: list[int], active_steps: int, structure: int, report: PairReport) -> None:
+    device_steps = sorted(report.steps)
     if host_steps != ([structure] if structure in device_steps else device_steps):
         report.problems.append(
             f"the host trace covers the steps {host_steps}, the device trace {device_steps}"
@@ -164,54 +131,39 @@ def _compare_steps(
         report.problems.append(f"the annotated steps {device_steps} are not consecutive")
 
 
-def _compare_ids(host: _Host, events: list[_Event], outside: list[_Event], report: PairReport) -> None:
-    host_ids = {node.get("rf_id"): node for node in host.nodes if not node.name.startswith(_HOST_ONLY)}
-    host_ids.pop(None, None)
-    host_ids.pop(0, None)
-    for event in outside:
-        host_ids.pop(event.args.record_id, None)
-    # The observer writes what has ended. The record of a gloo operator may end after who waited for it went
-    # on.
-    device_ids = {event.args.record_id: event for event in events if event.args.finished}
-    device_ids.pop(0, None)
-    for label, ids in (("host", host_ids), ("device", device_ids)):
-        if not ids:
+def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: PairReport) -> None:
+    """``structure``: row of the annotation of the structure step, -1 for none."""
+    of_step = np.ones(len(device), dtype=bool)
+    if structure >= 0:  # the cost of recording is measured after it
+        of_step = (device.start >= device.start[structure]) & (device.start <= device.end[structure])
+    in_host = (host.rf_id > 0) & ~_named(host, _ONE_SIDED) & ~np.isin(host.rf_id, device.rf_id[~of_step])
+    in_device = of_step & (device.rf_id > 0) & ~_named(device, _ONE_SIDED)
+    for label, rows in (("host", in_host), ("device", in_device)):
+        if not rows.any():
             report.problems.append(f"the {label} trace has no record-function ids")
-    if not host_ids or not device_ids:
+    if not in_host.any() or not in_device.any():
         return
-
-    linked = host_ids.keys() & device_ids.keys()
-    report.linked = len(linked)
-    report.unlinked = len(host_ids.keys() ^ device_ids.keys())
-    if report.linked < _LINKED_SHARE * len(host_ids) or report.linked < _LINKED_SHARE * len(device_ids):
+    host_ids, device_ids = np.unique(host.rf_id[in_host]), np.unique(device.rf_id[in_device])
+    both = np.intersect1d(host_ids, device_ids)
+    report.linked, report.unlinked = len(both), len(host_ids) + len(device_ids) - 2 * len(both)
+    if report.linked < _LINKED_SHARE * max(len(host_ids), len(device_ids)):
         report.problems.append(
             f"of {len(host_ids)} host ids and {len(device_ids)} device ids, only {report.linked} are in both"
         )
         return
-    # Operators of other threads may be missing from one trace (torch 2.4 does not profile gloo's threads),
-    # those of the training thread may not.
-    main_host = {node.get("tid") for node in host_ids.values() if _is_step(node)}
-    main_device = {event.tid for event in events if _is_step(event)}
-    lost = Counter(host_ids[i].name for i in host_ids.keys() - linked if host_ids[i].get("tid") in main_host)
-    backward = [event for event in events if event.name.startswith(_BACKWARD)]
-    for i in device_ids.keys() - linked:
-        event = device_ids[i]
-        if any(node.tid == event.tid and node.ts <= event.ts < node.ts + node.dur for node in backward):
+    # Operators of other threads may be missing from one trace, those of the training thread may not.
+    own = np.isin(host.tid, [host.tid[row] for row in _steps(host).values()])
+    lost = Counter(host.names[code] for code in host.name[in_host & own & ~np.isin(host.rf_id, both)])
+    main = {int(device.thread[row]) for row in _steps(device).values()}
+    backward = _named(device, _BACKWARD)
+    for row in np.flatnonzero(in_device & ~np.isin(device.rf_id, both)).tolist():
+        around = backward & (device.thread == device.thread[row]) & (device.start <= device.start[row])
+        if (around & (device.start[row] < device.end)).any():
             report.ended_early += 1
-        elif event.tid in main_device:
-            lost[event.name] += 1
+        elif int(device.thread[row]) in main:
+            lost[device.names[device.name[row]]] += 1
     if lost:
         some = ", ".join(f"{name} ×{count}" for name, count in lost.most_common(3))
         report.problems.append(
             f"{lost.total()} operators of the training thread are in one trace only: {some}"
         )
-
-
-def _is_step(record: _Node | _Event) -> bool:
-    # On a GPU the annotation appears a second time, on its stream.
-    on_stream = isinstance(record, _Event) and record.cat.startswith("gpu_")
-    return record.name.startswith(STEP) and record.name[len(STEP) :].isdecimal() and not on_stream
-
-
-def _number(record: _Node | _Event) -> int:
-    return int(record.name[len(STEP) :])

@@ -13,7 +13,6 @@ report``. Exit status: 0; 2 for arguments or files that can't be used.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +26,7 @@ from chakra_et.convert.inputs import device_traces, files_of, find_run
 from chakra_et.errors import TraceError
 from chakra_et.export import events, tables
 from chakra_et.files import atomic_file
+from chakra_et.redact import redacted_json
 from chakra_et.report.run import PHASES, ReportRun, load
 from chakra_et.report.times import find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
@@ -134,4 +134,5 @@ def to_tensorboard(run: ReportRun, folder: Path, recorded: Mapping[int, Path]) -
             atomic_file(place / f"rank{rank}.pt.trace.json.gz") as file,
             events.packed(file) as written,
         ):
-            shutil.copyfileobj(trace, written)
+            for lines in iter(lambda: trace.readlines(1 << 20), []):
+                written.write(redacted_json(b"".join(lines)))

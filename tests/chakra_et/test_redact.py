@@ -10,7 +10,8 @@ import pytest
 from chakra_et.capture import manifest
 from chakra_et.cli import run
 from chakra_et.errors import TraceError
-from chakra_et.redact import GONE, redacted
+from chakra_et.export import events as events_of
+from chakra_et.redact import GONE, redacted, redacted_json
 
 SECRETS = (
     ["train.py", "--hf-token", "X1y2z3", "--password=X1y2z3", "--lr", "0.1"],
@@ -25,30 +26,60 @@ SECRETS = (
     '{"env": {"GITHUB_TOKEN": "X1y2z3", "HOME": "/root"}}',
     "hf_X1y2z3" + "a" * 30,
     "ghp_X1y2z3" + "a" * 30,
+    ["train.py", "--api_key", "X1y2z3"],
+    ["--wandb-key", "X1y2z3"],
+    ["curl", "-H", "Authorization: Bearer X1y2z3"],
+    "{'WANDB_API_KEY': 'X1y2z3', 'HOME': '/root'}",
+    '{"Authorization": "Bearer X1y2z3"}',
+    '{"password": "two words, X1y2z3"}',
+    {"env": json.dumps({"password": 'a"X1y2z3'})},
+    "HF_TOKEN=\"X1y2z3\" python train.py --password 'X1y2z3'",
+    "aws_secret_access_key = X1y2z3",
+    "https://host/blob?sig=X1y2z3&st=2026",
+    "https://bucket.s3.amazonaws.com/a?X-Amz-Signature=X1y2z3",
+    "https://me:p@X1y2z3@hub.example.org/models",
+    "https://X1y2z3456@hub.example.org/models",
+    "DefaultEndpointsProtocol=https;AccountKey=X1y2z3==;EndpointSuffix=core",
+    {"hf_token": ["X1y2z3"]},
+    {"SLURM_JWT": "X1y2z3"},
 )
 HARMLESS = (
     ["--max-tokens", "5", "--tokenizer", "gpt2", "--eos_token", "x"],
     {"pad_token": "<pad>", "tokens": 4096, "author": "me", "max_new_tokens": 7, "key": "value"},
     "http://hub.example.org:8080/a@b",
     "error: unexpected token in line 3",
+    ["void f<SelectToken>(int)", "std::token::x", "nn.Module: embed_tokens", "tiktoken==0.9.0"],
+    {"PWD": "/x", "path": "ssh://git@host/x", "url": "https://me@x.org/?x=1"},
 )
 
 
 @pytest.mark.parametrize("value", SECRETS, ids=str)
 def test_secrets_are_left_out(value: object) -> None:
-    text = json.dumps(redacted(value))
-    assert "X1y2z3" not in text and GONE in text
+    for text in (json.dumps(redacted(value)), redacted_json(json.dumps(value).encode()).decode()):
+        assert "X1y2z3" not in text and GONE in text
+        json.loads(text)
 
 
 @pytest.mark.parametrize("value", HARMLESS, ids=str)
 def test_what_is_none_stays(value: object) -> None:
     assert redacted(value) == value
+    text = json.dumps(value).encode()
+    assert redacted_json(text) is text
 
 
 def test_the_manifest_has_none_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     manifest.write_json(tmp_path / "m.json", {"run": {"command": SECRETS[0]}, "reason": SECRETS[2]})
     text = (tmp_path / "m.json").read_text()
     assert "X1y2z3" not in text and json.loads(text)["run"]["command"][-2:] == ["--lr", "0.1"]
+
+
+def test_a_trace_that_is_exported_has_none(tmp_path: Path) -> None:
+    event = {"ph": "X", "name": "aten::add", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    event["args"] = {"env": "HF_TOKEN=X1y2z3", "External id": 3}
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [event]}))
+    events: list[events_of.Event] = []
+    events_of.recorded_events({0: tmp_path / "a.json"}, events.append)
+    assert events[0]["args"] == {"env": f"HF_TOKEN={GONE}", "External id": 3}
 
 
 def test_an_error_message_has_none(capsys: pytest.CaptureFixture[str]) -> None:
