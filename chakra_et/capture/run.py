@@ -107,9 +107,9 @@ class _Trace:
 
         def create_followed(process: Any, *values: Any, **options: Any) -> None:
             create(process, *values, **options)
-            target = process._target
-            if target is not None and not str(getattr(target, "__module__", "")).startswith(_NOT_FOLLOWED):
-                process._target = functools.partial(_follow, target, self.config, self.step_on)
+            work = process._target or type(process).run
+            if not str(getattr(work, "__module__", "")).startswith(_NOT_FOLLOWED):
+                process.run = functools.partial(_follow, process.run, self.config, self.step_on)
 
         BaseProcess.__init__ = create_followed  # type: ignore[method-assign, assignment]
         leave = os._exit
@@ -123,8 +123,9 @@ class _Trace:
 
         os._exit = close_and_leave  # type: ignore[assignment]
         with contextlib.suppress(ValueError):  # outside the main thread
-            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, terminate)
+            for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, terminate)
         try:
             yield
         except BaseException as error:
@@ -137,6 +138,9 @@ class _Trace:
 
     def step(self, stepping: Any) -> None:
         """Count a step of an optimizer or a module."""
+        from torch.nn import Module
+        from torch.optim import Optimizer
+
         from chakra_et.capture.tracer import ChakraTracer
 
         if self.tracer is None:
@@ -153,7 +157,10 @@ class _Trace:
                 run_info={"command": sys.argv},
             )
             self.tracer.__enter__()
-        elif stepping is self.stepping:
+        elif stepping is self.stepping or (
+            isinstance(stepping, Optimizer) and isinstance(self.stepping, Module)
+        ):
+            self.stepping = stepping  # the module was called before the training
             self.tracer.step()
 
     def close(self, error: BaseException | None) -> None:
@@ -162,12 +169,10 @@ class _Trace:
             self.tracer.__exit__(type(error) if error else None, error, None)
 
 
-def _follow(
-    target: Callable[..., Any], config: TraceConfig, step_on: str, *values: Any, **options: Any
-) -> Any:
-    """Run the target of a process that the script has started, with the same trace."""
+def _follow(work: Callable[[], None], config: TraceConfig, step_on: str) -> None:
+    """Do the work of a process that the script has started, with the same trace."""
     with _Trace(config, step_on).following():
-        return target(*values, **options)
+        work()
 
 
 def _after_each_call(call: Callable[[Any], None], name: str) -> None:

@@ -111,6 +111,7 @@ class ChakraTracer:
         self.steps_done, self.finished, self.written = 0, False, False
 
     def __enter__(self) -> ChakraTracer:
+        self._pid = os.getpid()
         self.rank, self.world_size = _place() or _place_by_launcher()
         self.files = TraceFiles(self.folder, self.name, self.rank, self.gzip)
         self._mailbox = Mailbox(f"trace/{next(_ordinal)}", self.rank, self.world_size)
@@ -141,7 +142,7 @@ class ChakraTracer:
 
     def step(self) -> None:
         """Mark the end of a training step. Call it after each step, on every rank."""
-        if self.finished:
+        if self.finished or os.getpid() != self._pid:
             return
         self.steps_done += 1
         with self._guarded():
@@ -154,7 +155,7 @@ class ChakraTracer:
                     self._finish(None, held)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self.finished:
+        if self.finished or os.getpid() != self._pid:  # a process that was forked from the traced one
             return
         whole_steps = max(0, self.steps_done - self.first)
         reason = f"training ended after {whole_steps} of {self.schedule['active_steps']} active steps"

@@ -164,16 +164,62 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_that_the_script_spawns_are_followed(project: Path) -> None:
-    (project / "code" / "spawn.py").write_text(SPAWNING)
+SUBCLASS = """
+class Worker(mp.get_context("spawn").Process):
+    def __init__(self, *values):
+        super().__init__()
+        self.values = values
+
+    def run(self):
+        train(*self.values)
+
+if __name__"""
+
+
+@pytest.mark.parametrize("subclass", [False, True])
+def test_processes_that_the_script_spawns_are_followed(project: Path, subclass: bool) -> None:
+    script = SPAWNING
+    if subclass:
+        work = "workers = [Worker(rank, port) for rank in range(2)]"
+        calls = [f"[each.{call}() for each in workers]" for call in ("start", "join")]
+        script = script.replace("mp.spawn(train, (port,), nprocs=2)", "\n    ".join([work, *calls]))
+        script = script.replace("if __name__", SUBCLASS.lstrip(), 1)
+    (project / "code" / "spawn.py").write_text(script)
     done = run(project, "code/spawn.py", CHAKRA_TRACE="outputs/t", CHAKRA_TRACE_ACTIVE="2")
     assert done.returncode == 0, done.stderr
     manifest = load(project / "outputs" / "t_manifest.json")
     assert (manifest["complete"], manifest["world_size"]) == (True, 2), done.stderr
 
 
+def test_a_process_that_is_forked_while_recording_leaves_the_trace_alone(project: Path) -> None:
+    """Its os._exit, with which each worker of a data loader ends, finished its parent's recording."""
+    fork = "[os._exit(0) if os.fork() == 0 else os.wait()]"
+    script = SCRIPT.replace('raise OSError("the data is on fire")', fork).replace("step == 5", "step == 4")
+    (project / "code" / "train.py").write_text(script)
+    done = run(project, "code/train.py", "9", "fail", CHAKRA_TRACE="outputs/t")
+    assert done.returncode == 0, done.stderr
+    manifest = load(project / "outputs" / "t_manifest.json")
+    assert manifest["complete"] and manifest["ranks"][0]["steps"] == [3, 4, 5]
+
+
+def test_a_module_that_is_called_before_the_training_is_no_step(project: Path) -> None:
+    """Initializing lazy modules by a call without gradients left a run without a trace."""
+    call = "with torch.no_grad():\n    model(torch.ones(2, width))\nother ="
+    script = (project / "code" / "train.py").read_text().replace("other =", call, 1)
+    (project / "code" / "train.py").write_text(script)
+    done = run(project, "code/train.py", "9", CHAKRA_TRACE="outputs/t")
+    assert done.returncode == 0, done.stderr
+    names = [node["name"] for node in load(project / "outputs" / "t_host.json")["nodes"]]
+    assert load(project / "outputs" / "t_manifest.json")["complete"] and "aten::relu" in names
+
+
 @pytest.mark.parametrize(
-    ("end", "status"), [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGTERM)", 143)]
+    ("end", "status"),
+    [
+        ("os._exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143),
+        ("os.kill(os.getpid(), signal.SIGHUP)", 129),
+    ],
 )
 def test_a_script_that_is_ended_keeps_what_was_recorded(end: str, status: int, project: Path) -> None:
     script = SCRIPT.replace('raise OSError("the data is on fire")', end).replace(
