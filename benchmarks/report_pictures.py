@@ -4,9 +4,10 @@
     python scripts/public_traces.py traces
     python benchmarks/report_pictures.py traces
 
-The traces are of AMD-AGI/TraceLens (tests/traces, MIT licence): ResNet on an MI300X, rank 0 of 8, and
-TimeSformer on an H100 and on an MI300X. The job of very many ranks is a made one. Writes PNG files to
-docs/pictures/; needs Playwright, Chromium and Pillow.
+The traces are of AMD-AGI/TraceLens (tests/traces, MIT licence): ResNet on an MI300X, rank 0 of 8, BERT on an
+H100, and TimeSformer on an H100 and on an MI300X; and of facebookresearch/param (MIT licence): DLRM on 8
+V100. The job of very many ranks is a generated one. Writes PNG files to docs/pictures/; needs Playwright,
+Chromium and Pillow.
 """
 
 from __future__ import annotations
@@ -44,6 +45,15 @@ FLAME = """() => {
     const tabs = [...document.querySelectorAll("#operators button")];
     tabs.find(each => each.textContent === "flame").click();
 }"""
+# The call stacks of a third of the step, down to runtime calls.
+STACKS = """() => {
+    const { view } = chakraReport, step = [...view.steps.values()][0].at(-1), unit = view.nodes.unit;
+    view.show((0.6 * step.start + 0.4 * step.end) / unit, (0.3 * step.start + 0.7 * step.end) / unit);
+    view.scroller.scrollTop = view.scroller.scrollHeight;
+}"""
+FIRST_CHART = """() => {
+    document.querySelectorAll("#breakdown h3, #breakdown h3 ~ *").forEach(each => each.remove());
+}"""
 SLOWEST = """() => {
     const order = document.querySelector("#steps select");
     order.value = "the 64 slowest";
@@ -58,6 +68,9 @@ class Config:
 
     traces: Path = field(metadata={"positional": True, "help": "folder of scripts/public_traces.py"})
     output: Path = field(default=ROOT / "docs" / "pictures", metadata={"help": "folder of the pictures"})
+    dlrm: Path = field(
+        default=Path("../shared/data/traces/dlrm_8gpu"), metadata={"help": "folder of the 8-GPU traces"}
+    )
     only: str = field(default="", metadata={"help": "the one picture to make, such as report_flame"})
     width: int = field(default=1280, metadata={"help": "pixels of the browser window"})
 
@@ -70,15 +83,16 @@ def main() -> int:
 def make(config: Config) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        for name, page, element, script in pages(config.traces, Path(scratch), config.only):
+        for name, page, element, script in pages(config, Path(scratch)):
             path = config.output / f"{name}.png"
             with atomic_file(path) as file:
                 file.write(screenshot(page, element, script, config.width))
             print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
-def pages(traces: Path, scratch: Path, only: str) -> Iterator[tuple[str, Path, str, str]]:
+def pages(config: Config, scratch: Path) -> Iterator[tuple[str, Path, str, str]]:
     """Name of a picture, its page, the part of it, and what is done to the page before."""
+    traces, only = config.traces, config.only
     resnet = traces / "mi300_resnet_rank0.json.gz"
     before, after = (
         traces / "pairs" / f"{gpu}_timesformer-base-finetuned-k400.json.gz" for gpu in ("h100", "mi300")
@@ -94,6 +108,16 @@ def pages(traces: Path, scratch: Path, only: str) -> Iterator[tuple[str, Path, s
 
     if wanted("report_timeline", "report", resnet):
         yield "report_timeline", page, "#timeline", PATH
+    if wanted("capture_stacks", "report", traces / "pairs" / "h100_bert-small-uncased.json.gz"):
+        yield "capture_stacks", page, "#timeline", STACKS
+    if wanted("stragglers_breakdown", "report", config.dlrm):
+        yield "stragglers_breakdown", page, "#breakdown", FIRST_CHART
+    if "scale_timeline".startswith(only):
+        chakra_et(["convert", str(resnet), "-o", str(scratch)])
+        larger = scratch / "resnet-dp16"
+        chakra_et(["scale", str(scratch / "mi300_resnet"), "--fill", "--dp", "16", "-o", str(larger)])
+        if wanted("scale_timeline", "report", larger):
+            yield "scale_timeline", page, "#timeline", "() => {}"
     if wanted("report_flame", "report", before):
         yield "report_flame", page, "#operators", FLAME
     if "predict_gpu".startswith(only):
