@@ -282,13 +282,9 @@ def _launchers(run: Run) -> np.ndarray:
     called = ["::" in name and not name.startswith("autograd::") for name in run.names]
     of_name = np.where(called, [_class(name) for name in run.names], -1)
     found = []
-    for at, trace in enumerate(run.graph.traces):
-        first, last = run.graph.first[at], run.graph.first[at + 1]
-        node = np.empty(len(trace), np.int64)
-        node[run.graph.row[first:last]] = np.arange(first, last)
+    nodes, kinds = map(run.graph.scatter, (np.arange(len(run.graph)), of_name[run.name_of]))
+    for trace, node, kind in zip(run.graph.traces, nodes, kinds, strict=True):
         parent = np.where(trace.column("parent", -1) < 0, -1, parents(trace))
-        kind = np.empty(len(trace), np.int64)
-        kind[run.graph.row[first:last]] = of_name[run.name_of[first:last]]
         launcher, around = parent.copy(), parent.copy()
         for _ in range(DEPTH):
             whole = (around >= 0) & np.isin(kind[around], _WHOLE)

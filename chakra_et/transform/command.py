@@ -86,7 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def write_scaled(found: RankSet, wanted: Scaling, target: RunFiles) -> tuple[int, int]:
     """Print what was assumed and write the scaled set; its ranks, and how many files differ, the rest being
     hard links to them. Raises ``TraceError``, with nothing written, where it can't be made."""
-    run = captured_run(found)
+    traces = {rank: et_file.read(path) for rank, path in found.files.items()}
+    grouped = any("pg_name" in each.attributes for each in traces.values())
+    if not found.groups and (found.world > 1 or grouped):
+        raise TraceError(f"{found.run.name}: no comm-group file: convert the traces again")
+    run = make_run(found.run.name, list(traces.values()), list(traces), found.groups)
     refuse_existing(target)
     slowdown = find_slowdown(run)
     made = scaled(slowdown.without(run) if slowdown else run, wanted)
@@ -154,12 +158,3 @@ def _slowed(
         micros = np.where(computes, np.rint(ns / 1000), trace.duration_micros).astype(np.uint64)
         found.append((rank, rank, replace(with_metadata(trace, rank=None), duration_micros=micros)))
     return found, slowdown.note
-
-
-def captured_run(found: RankSet) -> Run:
-    """A set of files as a run. Raises ``TraceError`` where the group file is missing."""
-    traces = {rank: et_file.read(path) for rank, path in found.files.items()}
-    grouped = any("pg_name" in each.attributes for each in traces.values())
-    if not found.groups and (found.world > 1 or grouped):
-        raise TraceError(f"{found.run.name}: no comm-group file: convert the traces again")
-    return make_run(found.run.name, list(traces.values()), list(traces), found.groups)

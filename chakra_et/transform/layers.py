@@ -127,13 +127,13 @@ def _layered(
     factors = parameter_factors(operators, blocks, before, after)
     trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))
     draft = drafted(trace, blocks, copies)
+    nodes = {draft.old[node]: node for lane in draft.lanes.values() for node in lane}
     counts = {"before": elements(before), "after": elements(after), "by rule": 0, "by bytes": 0, "whole": 0}
     for sweep in sweeps:
         # Where all collectives stay with their blocks they are right.
         if any(blocks.block[launch] < 0 for _, launch in sweep.launches):
-            counts[_rereduced(operators, draft, sweep)] += 1
+            counts[_rereduced(operators, draft, sweep, nodes)] += 1
     known = {collective for sweep in sweeps for collective, _ in sweep.launches}
-    nodes = {draft.old[node]: node for lane in draft.lanes.values() for node in lane}
     for row in whole_collectives(operators, known, elements(before)):
         if blocks.block[row] < 0:
             size = int(trace.column("comm_size")[row]) * (elements(after) / elements(before))
@@ -166,9 +166,9 @@ def _set_size(draft: Draft, node: int, size: int) -> None:
         draft.sizes[node] = size
 
 
-def _rereduced(operators: Operators, draft: Draft, sweep: Sweep) -> str:
+def _rereduced(operators: Operators, draft: Draft, sweep: Sweep, node_of: Mapping[int, int]) -> str:
     """Give the collectives of a sweep the gradients that there are now: more buckets where it was DDP's rule
-    that made them, else more bytes. Returns which."""
+    that made them, else more bytes. Returns which. ``node_of``: of rows outside of blocks."""
     trace = operators.trace
     before = [int(trace.column("comm_size")[collective]) for collective, _ in sweep.launches]
     sizes, types = [each.bytes for each in sweep.gradients], [each.type for each in sweep.gradients]
@@ -180,19 +180,19 @@ def _rereduced(operators: Operators, draft: Draft, sweep: Sweep) -> str:
     if limits and not waits:
         nodes = draft.lanes[sweep.lane]
         order = [(at, rows[draft.old[node]]) for at, node in enumerate(nodes) if draft.old[node] in rows]
-        _as_ddp(operators, draft, sweep, order, limits)
+        trees = [{row: node_of[row] for row in tree} for tree in launch_tree(operators, sweep)]
+        _as_ddp(operators, draft, sweep.lane, trees, order, limits)
         return "by rule"
     # The bytes of a collective are in proportion to those of the gradients between its launch and the last.
     launched = {launch: collective for collective, launch in sweep.launches}
     captured = _bytes_between(sorted([*rows, *launched]), rows)
     there = [row for node in draft.lanes[sweep.lane] if (row := draft.old[node]) in rows or row in launched]
-    copies = {draft.old[node]: node for node in draft.lanes[int(operators.lane[sweep.launches[0][0]])]}
     in_order = [launched[row] for row in there if row in launched]
     for collective, size, held, then in zip(
         in_order, before, _bytes_between(there, rows), captured, strict=False
     ):
-        if collective in copies and then and size:
-            _set_size(draft, copies[collective], max(round(held * (size / then)), 1))
+        if then and size:
+            _set_size(draft, node_of[collective], max(round(held * (size / then)), 1))
     return "by bytes"
 
 
@@ -211,22 +211,20 @@ def _bytes_between(rows: Sequence[int], gradients: Mapping[int, Gradient]) -> li
 def _as_ddp(
     operators: Operators,
     draft: Draft,
-    sweep: Sweep,
+    thread: int,
+    old: Sequence[Mapping[int, int]],
     order: Sequence[tuple[int, Gradient]],
     limits: tuple[int, int],
 ) -> None:
-    """Buckets by DDP's rule; ``order``: the gradients and their places on the lane. What launches a bucket's
-    collective is a copy of what launched one, in the operator around the gradient that closes it."""
-    nodes, parent, of_lane = draft.lanes[sweep.lane], operators.parent, operators.lane
-    old: list[dict[int, int]] = []  # row → node, of what launched each bucket
-    for rows in launch_tree(operators, sweep):
-        there = (node for lane in set(of_lane[list(rows)].tolist()) for node in draft.lanes[lane])
-        old.append({draft.old[node]: node for node in there if draft.old[node] in rows})
+    """Buckets by DDP's rule; ``old``: row → node of what launched each; ``order``: the gradients and their
+    places on the lane of their ``thread``. What launches a bucket's collective is a copy of what launched
+    one, in the operator around the gradient that closes it."""
+    nodes, parent, of_lane = draft.lanes[thread], operators.parent, operators.lane
     removed = {node for tree in old for node in tree.values()}
     sizes, types = [each.bytes for _, each in order], [each.type for _, each in order]
     buckets = buckets_of(sizes, types, limits[1], limits[0])
     fresh: list[dict[int, int]] = []
-    behind: dict[int, list[int]] = {}
+    ends = []
     for number, bucket in enumerate(buckets):
         at = order[bucket[-1]][0]
         tree = old[-1 if number == len(buckets) - 1 else min(number, len(old) - 1)]
@@ -238,18 +236,14 @@ def _as_ddp(
                 draft.above[made] = around
             if operators.trace.types[draft.old[node]] == NodeType.COMM_COLL:
                 _set_size(draft, made, sum(sizes[each] for each in bucket))
-        behind.setdefault(_end_of_top(operators, draft, nodes, at), []).append(number)
+        ends.append(_end_of_top(operators, draft, nodes, at))
     for lane in {int(of_lane[draft.old[node]]) for node in removed}:
-        mine = [[new for new in copies.values() if of_lane[draft.old[new]] == lane] for copies in fresh]
-        places = behind
-        if lane != sweep.lane:
-            first = next(at for at, node in enumerate(draft.lanes[lane]) if node in removed)
-            places = {first: list(range(len(fresh)))}
-        kept: list[int] = []
-        for at, node in enumerate([*draft.lanes[lane], -1]):
-            kept += [new for number in places.get(at, ()) for new in mine[number]]
-            kept += [node] if node >= 0 and node not in removed else []
-        draft.lanes[lane] = kept
+        first = min(at for at, node in enumerate(draft.lanes[lane]) if node in removed)
+        placed = [(at, 1, node) for at, node in enumerate(draft.lanes[lane]) if node not in removed]
+        for copies, end in zip(fresh, ends, strict=True):
+            at = end if lane == thread else first
+            placed += [(at, 0, new) for new in copies.values() if of_lane[draft.old[new]] == lane]
+        draft.lanes[lane] = [node for *_, node in sorted(placed)]
     across: list[tuple[int, int]] = []
     for one, two in draft.across:
         if one not in removed and two not in removed:

@@ -31,6 +31,7 @@ from chakra_et.transform.rank_copies import names_in, relabelled
 from chakra_et.transform.unroll import Draft, drafted, finished
 
 _MESSAGES = (NodeType.COMM_SEND, NodeType.COMM_RECV)
+_OF_MESSAGES = ("c10d::send", "c10d::recv")
 _ONCE = re.compile(r"ProfilerStep#|c10d::(?!send|recv)")
 """What happens once per step, before its first pass."""
 _BETWEEN = 1 << 30
@@ -114,7 +115,7 @@ class _Splitter:
         segment[elsewhere] = segment[operators.parent[elsewhere]]
         part[elsewhere] = part[operators.parent[elsewhere]]
         tops = [row for rows in operators.tops.values() for row in rows]
-        messages = [row for row in tops if operators.name[row].startswith(("c10d::send", "c10d::recv"))]
+        messages = [row for row in tops if operators.name[row].startswith(_OF_MESSAGES)]
         part[np.isin(operators.top, messages) | np.isin(operators.trace.types, _MESSAGES)] = -2
         return segment, part
 
@@ -228,12 +229,9 @@ def segments_of(operators: Operators, blocks: Blocks, where: str) -> list[Segmen
             "one thread"
         )
     lane = lanes.pop()
-    spans: dict[int, tuple[int, int]] = {}
-    for row in rows.tolist():
-        group = int(blocks.group[row])
-        begin, _ = spans.get(group, (row, row))
-        spans[group] = begin, row
-    order = sorted(spans, key=lambda group: spans[group][0])
+    groups, begins = np.unique(blocks.group[rows], return_index=True)
+    order = groups[np.argsort(begins)].tolist()
+    spans = {group: rows[blocks.group[rows] == group][[0, -1]].tolist() for group in order}
     on_lane = np.flatnonzero(operators.lane == lane)
     found: list[Segment] = []
     step = 0
@@ -271,13 +269,10 @@ def _cut(operators: Operators, on_lane: np.ndarray, last: int, first: int) -> tu
             if phase == "optimizer" or _ONCE.match(operators.name[row])
         ]
         return _before_messages(operators, between, last), marks[-1] + 1, True
-    for row in between:
-        if operators.name[row].startswith(("c10d::send", "c10d::recv")):
-            return row, row, False
-    for row, phase in zip(between, phases, strict=True):
-        if phase == "backward" and operators.top[row] == row:
-            return row, row, False
-    return first, first, False
+    messages = [row for row in between if operators.name[row].startswith(_OF_MESSAGES)]
+    backward = [row for row in between if operators.phase[row] == "backward" and operators.top[row] == row]
+    begin = [*messages, *backward, first][0]
+    return begin, begin, False
 
 
 def _before_messages(operators: Operators, between: Sequence[int], last: int) -> int:
