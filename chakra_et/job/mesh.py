@@ -9,10 +9,11 @@ Megatron (tp-dp-pp), of DDP (dp alone) and of planned sets. A group is a grid of
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -114,12 +115,8 @@ def stages_of(traces: Sequence[ExecutionTrace], ranks: Sequence[int]) -> dict[in
 
 def dp_ranks_of(stages: dict[int, int]) -> dict[int, int]:
     """Rank → its place among the ranks of its stage, in the order of ranks."""
-    seen: dict[int, int] = {}
-    places = {}
-    for rank in sorted(stages):
-        places[rank] = seen.get(stages[rank], 0)
-        seen[stages[rank]] = places[rank] + 1
-    return places
+    places: dict[int, Iterator[int]] = defaultdict(itertools.count)
+    return {rank: next(places[stages[rank]]) for rank in sorted(stages)}
 
 
 class Place(NamedTuple):

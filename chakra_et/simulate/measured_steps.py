@@ -11,7 +11,7 @@ import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
 
-_STEP_NAME = re.compile(rb"ProfilerStep#(\d+)")
+_STEP_NAME = re.compile(rb"ProfilerStep#(\d{1,18})")
 
 
 class _StepFacts(msgspec.Struct):
@@ -44,18 +44,12 @@ def step_rows(trace: ExecutionTrace) -> tuple[list[str], np.ndarray]:
 
     A step may have several nodes (its self time before, between and after its operators): use the first.
     """
-    numbers = {
-        index: int(found[1])
-        for index, name in enumerate(trace.names.table)
-        if (found := _STEP_NAME.fullmatch(name))
-    }
-    rows = np.flatnonzero(np.isin(trace.names.index, list(numbers)))
-    first: dict[int, int] = {}
-    for row in rows[np.lexsort((trace.ids[rows], trace.start_micros[rows]))].tolist():
-        first.setdefault(numbers[int(trace.names.index[row])], row)
-    return [f"ProfilerStep#{number}" for number in sorted(first)], np.array(
-        [first[n] for n in sorted(first)], np.int64
-    )
+    named = (_STEP_NAME.fullmatch(name) for name in trace.names.table)
+    number = np.array([int(found[1]) if found else -1 for found in named], np.int64)[trace.names.index]
+    rows = np.flatnonzero(number >= 0)
+    rows = rows[np.lexsort((trace.ids[rows], trace.start_micros[rows]))]
+    steps, first = np.unique(number[rows], return_index=True)
+    return [f"ProfilerStep#{step}" for step in steps.tolist()], rows[first]
 
 
 def step_times(trace: ExecutionTrace) -> tuple[list[str], np.ndarray, np.ndarray | None]:

@@ -66,10 +66,8 @@ def _order(file: File) -> Iterator[Finding]:
     known = (parent >= 0) & (parent != child)  # reported by _dependencies; the others may still form a cycle
     parent, child = parent[known], child[known]
     order = np.argsort(trace.ids, kind="stable")
-    position = np.empty(len(trace), np.int64)
-    position[order] = np.arange(len(trace))
     # Ids in the order of the dependencies, as most files have them, are quick to check.
-    forward = bool((position[parent] < position[child]).all())
+    forward = bool((trace.ids[parent] < trace.ids[child]).all())
     if cycle := [] if forward else find_cycle(len(trace), parent, child):
         named = [str(trace.ids[row]) for row in cycle[:8]] + (["…"] if len(cycle) > 8 else [])
         path = " → ".join([*named, str(trace.ids[cycle[0]])])
