@@ -12,7 +12,7 @@ from chakra_et.convert.graph.nodes import KIND_NAMES, EdgeKind, Graph, NodeKind
 from chakra_et.convert.graph.timeline import named
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import Findings, Kind, joined, listed
-from chakra_et.simulate.measured_steps import measured_times, step_rows
+from chakra_et.simulate.measured_steps import step_times
 from chakra_et.simulate.time_by_kind import Shares
 from chakra_et.traces.device_format import RUNTIME, SYNC
 
@@ -71,12 +71,10 @@ class RankReport:
 
     def times_of(self, trace: ExecutionTrace) -> None:
         """Take ``steps_us`` from ``trace``, whose times have changed."""
-        names, rows = step_rows(trace)
-        measured, end = measured_times(trace)
-        if measured is not None:
-            lengths = np.diff(np.append(measured[rows], end))
+        names, _, lasted = step_times(trace)
+        if lasted is not None:
             numbers = [name.partition("#")[2] for name in names]
-            self.steps_us = {n: float(ns) / 1000 for n, ns in zip(numbers, lengths, strict=True)}
+            self.steps_us = dict(zip(numbers, (lasted / 1000).tolist(), strict=True))
 
     def conserved(self) -> bool:
         """Whether the counts add up, see the class."""

@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(InfoConfig, argv, description="Show the contents of .et files.")
     status, answers = 0, []
     for run in find_rank_sets(config.files, allow_missing=True):
+        for note in run.notes:
+            print(f"warning: {note}", file=sys.stderr)
         for path in run.files.values():
             try:
                 answer = {"file": str(path), "bytes": Path(path).stat().st_size}

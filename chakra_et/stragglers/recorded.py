@@ -97,7 +97,7 @@ def recorded_job(run: Run) -> TimedJob:
     if not run.matching.channels:
         raise TraceError(
             f"{run.name}: its ranks have no communication in common, so none waits for another: give the .et "
-            "files of one job"
+            "files of all ranks of one job"
         )
     found = find_stretches(run.name, graph)
     stages = stages_of(graph.traces, graph.ranks)

@@ -144,7 +144,7 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
     for number, row in enumerate(rows, 1):
         try:
             found.append(read(_with_recipe(row, rows), settings))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PlanError(f"{path}, row {number}: a value is missing or no number: {error}.") from None
     return found
 

@@ -154,6 +154,12 @@ def test_another_table_names_the_column_that_it_lacks(tmp_path: Path) -> None:
         read_runs(tmp_path / "other.csv")
 
 
+def test_a_row_without_a_source_is_refused(tmp_path: Path) -> None:
+    """The campaign's command 378 of seed 9931: a row of which the beginning is missing."""
+    with pytest.raises(PlanError, match="row 2: a value is missing"):
+        read_runs(table(tmp_path, {}, {"source": ""}))
+
+
 def test_steps_of_neusight_are_backward_passes_or_whole_steps(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     head = "device,model,mode,seq,batch,parallelism,num_gpus,e2e_ms,bwall_ms\n"

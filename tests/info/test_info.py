@@ -123,11 +123,18 @@ def test_an_unreadable_file_does_not_stop_the_others(run: str, capsys: pytest.Ca
     Path(f"{run}.0.et").write_bytes(b"\xff" * 40)
     assert main(["info", run]) == 1
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"error: {run}.0.et: byte 0")
+    assert f"\nerror: {run}.0.et: byte 0" in captured.err
     assert f"{run}.1.et: 8 nodes" in captured.out
     assert main(["info", run, "--json"]) == 1
     files = json.loads(capsys.readouterr().out)["files"]
     assert list(files[0]) == ["file", "error"]
+
+
+def test_what_the_run_lacks_is_a_warning(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run that lost files since its conversion, or hadn't finished, nothing was said."""
+    Path(f"{run}_conversion.json").write_text('{"schema_version": 3, "complete": false}')
+    assert main(["info", run]) == 0
+    assert f"warning: {run}: its conversion hasn't finished" in capsys.readouterr().err
 
 
 def test_missing_path_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +180,7 @@ def test_closed_pipe_is_no_traceback(run: str, repo_root: Path) -> None:
     assert process.stdout is not None and process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.stderr.read() == ""
+    assert [line.partition(" ")[0] for line in process.stderr] == ["warning:"]
     process.stderr.close()
     assert process.wait(timeout=60) == 1
 
