@@ -157,8 +157,8 @@ def uneven_steps(run: Run) -> str:
         ratio = steps.measured_ns[most] / middle if middle else 1.0
         spread = float(np.median(np.abs(steps.measured_ns - middle))) / middle if middle else 0.0
         if ratio >= 1.2 and ratio - 1 >= 5 * spread:
-            why = "; the first recorded one, so that it may be warm-up" if most == 0 else ""
+            why = "; it is the first recorded one and may include warm-up" if most == 0 else ""
             if most == len(steps.names) - 1:
-                why = "; the last one, in which devices also end what was queued before"
+                why = "; it is the last one, in which devices also finish queued work"
             return f"{steps.names[most]} of rank {rank} takes {ratio:.1f} times the median step{why}."
     return ""

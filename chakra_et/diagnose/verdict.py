@@ -125,8 +125,8 @@ class Diagnosis:
             found.append("No rank is slower than the others by as much as 1% of the step.")
         if self.skew_ms >= 0.005 * self.step_ms and self.ranks > 1:
             found.append(
-                f"The ranks start up to {self.skew_ms:,.2f} ms apart ({self.skew_gain:.0%} of the step); no "
-                "rank is blamed for that."
+                f"The ranks start up to {self.skew_ms:,.2f} ms apart ({self.skew_gain:.0%} of the step), "
+                "which is attributed to no rank."
             )
         return found
 

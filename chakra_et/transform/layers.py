@@ -38,7 +38,7 @@ from chakra_et.transform.unroll import Draft, drafted, finished
 
 _MOST_LAYERS = 4096
 _REDUCED = {
-    "by rule": "the buckets of {:,} backward passes were filled anew by DDP's rule",
+    "by rule": "the buckets of {:,} backward passes were refilled by DDP's rule",
     "by bytes": "the buckets of {:,} backward passes keep their number, and have the bytes of the gradients "
     "before each",
     "whole": "{:,} collectives of all gradients grew with the elements",
@@ -76,9 +76,9 @@ def with_layers(ranks: RankTraces, layers: str) -> RankTraces:
     ]
     if found["before"]:
         notes.append(
-            f"all ranks together have {found['after']:,} gradients' elements in place of "
-            f"{found['before']:,}; optimizer, norm and copies of gradients follow the elements, or the "
-            "number of parameters where each has a call of its own"
+            f"the gradients of all ranks have {found['after']:,} elements in place of {found['before']:,}; "
+            "optimizer, norm and copies of gradients scale with them, or with the number of parameters "
+            "where each has its own call"
         )
     notes += [text.format(found[which]) for which, text in _REDUCED.items() if found[which]]
     if found["before"] != found["after"] and not any(found[which] for which in _REDUCED):

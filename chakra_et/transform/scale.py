@@ -105,7 +105,7 @@ def scaled(run: Run, wanted: Scaling) -> Scaled:
     notes.append(f"the captured mesh is {old} (--mesh where it is another), the new one {new}")
     if times is not None and (new != old or wanted.layers or wanted.batch or wanted.seq or wanted.resize):
         notes.append(
-            "communication of other numbers of ranks or bytes lasts what a ring does on the network of "
+            "communication with other numbers of ranks or bytes takes the time of a ring on this network: "
             f"{times.model.describe()}"
         )
     source = {rank: np.arange(len(trace)) for rank, trace in captured.items()}
@@ -241,9 +241,8 @@ class Scaled:
         if self.wanted.spread is not None:
             how, spread = "given", [self.wanted.spread]
         yield (
-            f"compute times of new ranks vary from step to step by {100 * min(spread):.2f}% to "
-            f"{100 * max(spread):.2f}% ({how}; seed {self.wanted.seed}, {self.wanted.variants} draws per "
-            "captured rank)"
+            f"compute times of new ranks vary per step by up to {100 * max(spread):.2f}% ({how}; seed "
+            f"{self.wanted.seed}, {self.wanted.variants} draws per captured rank)"
         )
 
     def _copies(self) -> Iterator[Copy]:

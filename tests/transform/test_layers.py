@@ -101,7 +101,7 @@ def test_buckets_of_ddp_are_filled_anew_by_its_rule(layers: str, count: int) -> 
     launches = [11 + min(at, 5) for at in range(count - 1)] + [16]
     assert reductions(trace) == [(1, 20, each) for each in launches]
     assert waited_for(trace) == count
-    assert "the buckets of 1 backward passes were filled anew by DDP's rule" in notes
+    assert "the buckets of 1 backward passes were refilled by DDP's rule" in notes
     around = [trace.names[row] for row in parents(trace)[trace.column("comm_type", -1) == 0].tolist()]
     assert around == ["c10d::allreduce_"] * count
 
