@@ -37,10 +37,12 @@ TESTS = {
 }
 """Fast tests of each package."""
 _OF_MODULES = {  # in place of these
-    "scale rank_copies": "job/ transform/test_scale",
+    "scale rank_copies transform/command": "job/ transform/test_scale",
     "blocks layers tensors unroll": "job/ transform/test_layers transform/test_tensors",
     "stages reductions": "job/ transform/test_tensors transform/test_remodel",
     "fsdp": "predict/test_shard",
+    "convert/command runs jobs": "chakra_et/test_commands",
+    "together": "convert/test_together",
 }
 _PAIRS = (
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)),
@@ -128,9 +130,9 @@ def main() -> int:
             if (row["file"], row["place"]) in done:
                 continue
             file = str(row["file"])
-            tests = next(
-                (of for names, of in _OF_MODULES.items() if Path(file).stem in names.split()), TESTS[package]
-            )
+            called = {Path(file).stem, "/".join(Path(file).with_suffix("").parts[-2:])}
+            own = (of for names, of in _OF_MODULES.items() if called.intersection(names.split()))
+            tests = next(own, TESTS[package])
             if tests not in limits:
                 state, seconds = tested(tree, tests, None)
                 if state == "killed":

@@ -13,13 +13,15 @@ import glob
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets
 from chakra_et.files import is_remote, path_of, read_json, sha256
 from chakra_et.names import RunFiles, parse_et, run_at
-from chakra_et.traces import sets as trace_sets
-from chakra_et.traces.sets import TraceSet
+
+if TYPE_CHECKING:
+    from chakra_et.traces.sets import TraceSet
 
 
 def find_run(
@@ -42,23 +44,27 @@ def find_runs(
     """
     names: list[str] = []
     traces: list[Path] = []
-    found: list[RankSet | TraceSet] = []
+    folders: list[tuple[Path, str]] = []  # of traces, and a pattern of their names
     for word in words:
         path, run = path_of(word), run_at(word)
         if path.is_dir():
             files = sorted(path.glob("*.et"))
             names += dict.fromkeys(str((parse_et(file) or (file.with_suffix(""), 0))[0]) for file in files)
-            found += [] if files else trace_sets.find(path)
+            folders += [] if files else [(path, "*")]
         elif path.is_file() and path.suffix != ".et":
             traces.append(path)
         elif path.is_file() or run.et_files() or run.first_et_file.is_file():
             names.append(word)
         elif any(run.folder.glob(f"{glob.escape(run.name)}_*device.json*")):
-            found += trace_sets.find(run.folder, glob.escape(run.name))
+            folders.append((run.folder, glob.escape(run.name)))
         else:  # skeletons alone, or nothing of this name
             names.append(word)
-    found += find_rank_sets(names, allow_missing, skeletons)
-    found += trace_sets.of_files(traces) if traces else []
+    found: list[RankSet | TraceSet] = [*find_rank_sets(names, allow_missing, skeletons)]
+    if folders or traces:
+        from chakra_et.traces import sets as trace_sets  # .et files do without
+
+        found[:0] = [each for folder in folders for each in trace_sets.find(*folder)]
+        found += trace_sets.of_files(traces) if traces else []
     return found
 
 
@@ -69,7 +75,7 @@ def files_of(run: RankSet | TraceSet) -> RunFiles:
 
 def device_traces(run: RankSet | TraceSet) -> tuple[dict[int, Path], list[str]]:
     """(rank → its device trace, one sentence for each that is gone or has changed since the conversion)."""
-    if isinstance(run, TraceSet):
+    if not isinstance(run, RankSet):
         return run.files, []
     report, folder = run.run.report_file, run.run.folder
     try:

@@ -11,12 +11,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.job.blocks import Blocks
 from chakra_et.job.operators import ENGINE, GRADIENT, Operators, Shape, inside
+
+if TYPE_CHECKING:
+    from chakra_et.job.blocks import Blocks
 
 NEAR = 0.02
 """Bytes that differ by less than this part are the same gradients."""

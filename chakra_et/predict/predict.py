@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace, Ragged
-from chakra_et.et.memory import is_memory
 from chakra_et.et.node_attributes import with_integers, with_metadata
 from chakra_et.et.record import write_run
 from chakra_et.names import run_at
@@ -277,6 +276,8 @@ def _predicted(
     trace: ExecutionTrace, start: np.ndarray, end: np.ndarray, lasting: np.ndarray, matched: np.ndarray
 ) -> ExecutionTrace:
     """The trace with new times, µs. All ranks count from the moment 0 of the joint replay."""
+    from chakra_et.et.memory import is_memory  # a prediction that isn't written does without
+
     begin_us, end_us = start // 1000, end // 1000
     duration = end_us - begin_us
     # What the changed run would allocate is not predicted.

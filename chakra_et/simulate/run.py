@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,10 +22,12 @@ from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.measured_steps import about_steps, measured_times, step_times
-from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.time_by_kind import node_kinds
 from chakra_et.simulate.timing import Timing, timing
 from chakra_et.text import with_progress
+
+if TYPE_CHECKING:
+    from chakra_et.simulate.replays import ReplayResult
 
 _TIMELESS = "no node has a duration: every time is 0; chakra-et astra simulates what has operations and bytes"
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
@@ -125,6 +127,8 @@ class Run:
 
     def replay(self) -> ReplayResult:
         """The times by trace: each CPU thread, stream and communicator runs one node at a time, in order."""
+        from chakra_et.simulate.replays import ReplayResult  # predictions do without
+
         notes = self.matching.notes + self.timing.notes
         start, end = map(self.graph.scatter, (self.start_ns, self.end_ns))
         return ReplayResult(start, end, self.timing.release_ns, notes)

@@ -95,8 +95,9 @@ def as_run(
         run.comm_groups if groups is None else groups,
     )
     setting = replace(made.measured, notes=(*made.measured.notes, *run.measured.notes, *notes))
-    known = [note for note in made.notes if note not in run.notes]
-    return replace(made, measured=setting, notes=[*run.notes, *known], devices=run.devices)
+    # What the clocks of files tell was noted of the run.
+    unmatched = [note for note in made.matching.notes if note not in run.notes]
+    return replace(made, measured=setting, notes=[*run.notes, *unmatched], devices=run.devices)
 
 
 def with_transfers(run: Run) -> list[ExecutionTrace]:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.together import joint_times
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from tests.generator.hand_made import annotation, call, kernel, op, write_kineto
-from tests.simulate.replay_traces import replay_device
+from tests.simulate.replay_traces import collective, make_trace, replay_device
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 TRANSFER = 100.0
@@ -126,6 +127,24 @@ def test_clock_of_one_host_is_used_as_it_is(tmp_path: Path) -> None:
     machine = Machine([[300.0] * STEPS, [500.0] * STEPS], [0.0, 0.0])
     traces = converted(machine.write(tmp_path, ["a", "a"]))
     assert [int(trace.metadata["clock_offset_ns"]) for trace in traces] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("domains", "offsets"), [(("a", "a"), [0, 0]), (("a", "b"), [0, -7_000]), (("", ""), [0, -7_000])]
+)
+def test_clocks_are_aligned_unless_they_are_one(domains: tuple[str, str], offsets: list[int]) -> None:
+    """Rank 1 ends each collective 7 µs after rank 0."""
+    traces = {
+        rank: make_trace(
+            *(collective(at, 20, start=100 * at + 7 * rank, comm_type=0, comm_size=4) for at in (1, 2, 3)),
+            clock_domain=domain,
+        )
+        for rank, domain in enumerate(domains)
+    }
+    found = joint_times(traces, {"1": [0, 1]})
+    assert [offset for offset, _, _ in found.values()] == offsets
+    waits = 0 if offsets[1] else 7
+    assert found[0][2].tolist() == [waits] * 3 and found[1][2].tolist() == [0] * 3
 
 
 def test_straggler_does_not_affect_clock_offsets(tmp_path: Path) -> None:
