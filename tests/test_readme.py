@@ -127,10 +127,19 @@ def test_the_commands_of_the_usage_guide_run(quick_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_examples_of_predict_run_on_the_quick_run_of_two(tmp_path: Path) -> None:
-    run(f"./run_gpt2_quick.sh --cpu --output-dir {tmp_path} 2 6 {SMALL} --save-dir {tmp_path}/checkpoints")
-    for command in commands("docs/PREDICT.md"):
-        run(made_small(command, tmp_path).replace("chakra-et", f"{sys.executable} -m chakra_et", 1))
+def test_the_examples_of_the_guides_run_on_the_quick_run_of_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ranks in (1, 2):
+        run(
+            f"./run_gpt2_quick.sh --cpu --output-dir {tmp_path} {ranks} 6 {SMALL} --save-dir {tmp_path}/saved"
+        )
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for document in ("docs/PREDICT.md", "docs/REPORT.md", "docs/STRAGGLERS.md", "docs/SIMULATORS.md"):
+        for command in commands(document):
+            if not command.startswith("tensorboard "):  # it serves until it is stopped
+                small = made_small(command, tmp_path).replace("--dp 64", "--dp 4")
+                run(small.replace("chakra-et", f"{sys.executable} -m chakra_et", 1), tmp_path)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -36,19 +36,19 @@ OUTSIDE = "outside of operators"
 _PHASES = (b"forward", b"backward", b"optimizer")
 
 BOUND_BY = {
-    "compute": "arithmetic of the device",
-    "memory": "memory of the device",
+    "compute": "arithmetic on the device",
+    "memory": "memory bandwidth of the device",
     "cpu": "operators on the CPU",
     "host": "the host: devices wait for launches",
     "python": "the host outside operators, mostly Python",
-    "communication": "communication that nothing hides",
+    "communication": "exposed communication",
     "rank": "waiting for a slow rank",
     "skew": "ranks that start at different times",
-    "bubble": "the bubble of the pipeline",
+    "bubble": "the pipeline bubble",
     "data loading": "input data",
     "compilation": "compilation during the steps",
     "memory allocation": "calls that allocate or free device memory",
-    "start-up": "the start-up of devices: calls that create a context or load code",
+    "start-up": "device start-up: calls that create a context or load code",
     "host copies": "copies between the host and the device",
     "unknown": "nothing that the files show",
 }
@@ -246,26 +246,22 @@ def _proposals(
     run: Run, found: Diagnosis, has_device: bool, halved: dict[str, float], gone: dict[str, float]
 ) -> Iterator[Proposal]:
     """Changes that gain ``WORTH`` or more."""
-    host = "the host's calls and launches twice as fast, as CUDA graphs would make them"
-    small = "kernels that memory bounds twice as fast, as fusing them would make them"
+    host = "host calls and launches twice as fast, as with CUDA graphs"
+    small = "memory-bound kernels twice as fast, as by fusion"
     tried = [
-        ("no data loading in the step's way", gone["data loading"], ""),
+        ("no waiting for input data", gone["data loading"], ""),
         ("nothing compiled during the steps", gone["compilation"], ""),
         ("no device memory allocated or freed", gone["memory allocation"], ""),
-        (
-            "no copies between host and device, as pinned memory and prefetching hide them",
-            gone["host copies"],
-            "",
-        ),
+        ("copies between host and device hidden, as by prefetching", gone["host copies"], ""),
         ("devices started and code loaded before the step, as by warm-up steps", gone["start-up"], ""),
         ("communication twice as fast", halved["communication"], ""),
         ("all ranks starting together", found.skew_gain, ""),
     ]
     if run.is_communication.any():
         hidden = gain(run, Overlap()) or 0.0
-        beside = "communication beside all computation that doesn't need it"
+        beside = "communication overlapped with all independent computation"
         tried.append((beside, hidden, "--overlap"))
-    if found.bound == "python":
+    if found.bound == "python" or not has_device:
         host = "Python between operators twice as fast"
     tried.append((host, halved["host"], ""))
     if has_device:

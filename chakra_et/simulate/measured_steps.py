@@ -96,7 +96,7 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
     else:
         how = " with PyTorch's observer" if any(facts.observed for facts in known) else ""
         off = f"{cost:.2f} µs per operator taken off for recording{how}"
-        of_graph = f"that of the graph {graph:,.3f} ms ({off})"
+        of_graph = f"the step of the graph {graph:,.3f} ms ({off})"
     if not traced:
         return ["no step is marked in the trace; its times hold the cost of recording"]
     if untraced is None:

@@ -39,7 +39,7 @@ class Config:
     cluster: str = flag("preset, or YAML file of one cluster (or FILE:NAME)")
     cost_model: Literal["exact", "hpdc24"] = flag("exact, or the published tool's own estimate", "exact")
     objective: Literal["time", "cost", "pareto"] = flag(
-        "shortest step, cheapest step, or all that nothing beats in both", "time"
+        "shortest step, cheapest step, or the Pareto front of both", "time"
     )
     budget: float | None = flag("leave out clusters above this price, $/h", None)
     max_step_time: float | None = flag("leave out slower plans, seconds", None)
@@ -51,8 +51,8 @@ class Config:
     top: int = flag("plans shown", 10)
     json: bool = flag("print the plans as JSON, for the other commands", False)
     csv: str = flag("write rows as CSV, or Parquet (.parquet), to this file (-: print them)", "")
-    picture: str = flag("draw cost over time of all that is found, with the Pareto front, as .svg", "")
-    all: bool = flag("every row, those that do not fit into memory too", False)
+    picture: str = flag("draw cost over time of all plans found, with the Pareto front, as .svg", "")
+    all: bool = flag("every row, including those that do not fit into memory", False)
     oom: bool = flag("show plans that do not fit into memory too", False)
     recipe: Literal["auto", "modern", "plain"] = flag(
         "modern: FlashAttention, sequence parallelism, sharded optimizer; plain: none but by "
@@ -65,7 +65,7 @@ class Config:
     zero: Literal[0, 1, 2, 3] = flag(
         "ZeRO stage: shares 1 optimizer states, 2 gradients, 3 parameters too", 0
     )
-    overlap: bool = exact_flag("gradients reduced beside the last backward", False)
+    overlap: bool = exact_flag("gradients reduced during the last backward pass", False)
     sequence_parallel: bool = exact_flag("activations between tensor-parallel parts split by tokens", False)
     attention: Attention = exact_flag("flash: one fused kernel that stores no scores", "unfused")
     precision: Literal["mixed", "bf16", "fp8", "mxfp8", "nvfp4", "fp32"] = exact_flag(
@@ -74,11 +74,11 @@ class Config:
     )
     cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1)
     fsdp: bool = exact_flag(
-        "parameters sharded, gathered and reduced beside the computation (--zero 3 --overlap)", False
+        "parameters sharded, with communication during the computation (--zero 3 --overlap)", False
     )
-    hsdp: int = exact_flag("--fsdp among so many GPUs, of which each group has a copy of the parameters", 0)
+    hsdp: int = exact_flag("--fsdp within groups of N GPUs, each with a copy of the parameters", 0)
     offload: bool = exact_flag("optimizer states and their update on the host", False)
-    cuda_graphs: bool = exact_flag("the whole step is a CUDA graph: no host starts its kernels", False)
+    cuda_graphs: bool = exact_flag("the whole step is a CUDA graph, without launches by the host", False)
     engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag(
         "software that runs the plan", "megatron"
     )
@@ -90,7 +90,7 @@ class Config:
     global_batch: int | None = flag("sequences per step, if not the model's", None)
     seq: int | None = flag("tokens of a sequence, if not the model's", None)
     tokens: str = flag("training that is priced, as 300B or 2T tokens", "1T")
-    iterations: int | None = flag("or its steps (hpdc24: 12,500,000, as the published tool)", None)
+    iterations: int | None = flag("or steps (hpdc24: 12,500,000, as the published tool)", None)
     models_file: str = flag("YAML file of models", "")
     costs: tuple[str, ...] = flag("cost files of 'profile', before the published costs", ())
     workers: int = flag("processes (0: as many as are worth it)", 0)

@@ -39,7 +39,7 @@ class Config:
     """Which plan is simulated, how, and what is written."""
 
     plan: str = flag("file that 'plan --json' printed", positional=True)
-    rank: int = flag("which of its plans, the first is 1", 1)
+    rank: int = flag("which of its plans, counted from 1", 1)
     picture: str = flag("page to write, .html", "")
     et: bool = flag("write an .et file for every rank, and a folder for ASTRA-sim", False)
     bundle: bool = flag("with --et: the folder that ASTRA-sim runs", True)

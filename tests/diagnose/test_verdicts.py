@@ -159,4 +159,4 @@ def test_every_bound_has_words() -> None:
     } == set(BOUND_BY)
     found = diagnose(made_run(Step()))
     assert isinstance(found, Diagnosis) and json.loads(json.dumps(found.as_json()))["bound"] == "compute"
-    assert found.kernels[0].name == GEMM and found.lines()[0].startswith("Bound by arithmetic of the device")
+    assert found.kernels[0].name == GEMM and found.lines()[0].startswith("Bound by arithmetic on the device")
