@@ -34,7 +34,7 @@ from chakra_et.job.mesh import (
 )
 from chakra_et.job.operators import ENGINE, GRADIENT, Operators, operators_of
 from chakra_et.transform.stages import Segment, one_f_one_b, segments_of
-from tests.simulate.replay_traces import collective, cpu, make_trace
+from tests.simulate.replay_traces import collective, cpu, make_trace, recv
 
 
 def two_passes(record: int = 7) -> Operators:
@@ -72,6 +72,23 @@ def test_each_backward_pass_has_its_gradients_and_launches() -> None:
     without_records = two_passes(record=0)
     assert launch_tree(without_records, sweeps_of(without_records, None)[0]) == [{4, 5, 6}]
     assert (operators.item(3), operators.item(11), operators.item(0)) == (4, 8, 4)
+
+
+def test_the_gradient_of_what_a_stage_received_is_none_of_a_parameter() -> None:
+    """Told by its three dimensions: a parameter's two may be those of another message."""
+    backward = {"kind": "operator", "phase": "backward", "lane": 0}
+    trace = make_trace(
+        recv(1, 5, 0, (), kind="p2p", lane=7),
+        recv(2, 5, 0, (), kind="p2p", lane=7),
+        cpu(3, 5, name="aten::conv1d", kind="operator", phase="forward", lane=0, seq_id=0),
+        cpu(4, 5, name=f"{ENGINE}: ConvBackward0", seq_id=0, **backward),
+        *(cpu(5 + at, 1, name=GRADIENT, parent=4, **backward) for at in range(3)),
+    )
+    shapes = [b"[[2,3,4]]", b"[[4,8]]", b"[[5,6,7]]", b"[[2,3,4]]", b"[[4,8]]", b"[[5,6,7]]"]
+    rows = np.array([0, 1, 2, 4, 5, 6])
+    tensors = TensorInfo(rows, [b"[]"] * 6, shapes, [b'["Tensor(float)"]'] * 6)
+    (sweep,) = sweeps_of(operators_of(replace(trace, inputs=tensors), "made"), None)
+    assert [each.shape for each in sweep.gradients] == [(4, 8), (5, 6, 7)]
 
 
 def test_parameters_are_those_of_the_pass_with_most_gradients() -> None:
