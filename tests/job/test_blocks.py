@@ -41,10 +41,11 @@ def shown(operators: Operators) -> list[list[tuple[int, int]]]:
 
 
 def test_the_last_block_ends_with_its_thread() -> None:
-    forward, backward, kernels = shown(model(BLOCK * 3, 12))
-    assert forward == [(0, 0)] * 4 + [(0, 1)] * 4 + [(0, 2)] * 4
-    assert backward == [(1, 2)] * 4 + [(1, 1)] * 4 + [(1, 0)] * 4
-    assert kernels == [(0, 0), (0, 2)]
+    """And the shortest sequence that repeats is a block, not two of them."""
+    forward, backward, kernels = shown(model(BLOCK * 4, 16))
+    assert forward == [(0, block) for block in range(4) for _ in BLOCK]
+    assert backward == [(1, block) for block in reversed(range(4)) for _ in BLOCK]
+    assert kernels == [(0, 0), (0, 3)]
 
 
 def test_what_lies_around_the_blocks_is_in_none() -> None:
@@ -56,11 +57,13 @@ def test_what_lies_around_the_blocks_is_in_none() -> None:
     assert kernels == [(-1, -1), (0, 1)]
 
 
-def test_blocks_are_modules_of_one_class_where_these_are_known() -> None:
-    paths = ["GPT_0"] + [f"GPT_0/Block_{at // 2}" for at in range(4)] + ["GPT_0"]
-    forward, backward, _ = shown(model(("a", "b", "c", "d", "e", "f"), 6, tuple(paths)))
-    assert forward == [(-1, -1), (0, 0), (0, 0), (0, 1), (0, 1), (-1, -1)]
-    assert backward == [(-1, -1), (1, 1), (1, 1), (1, 0), (1, 0), (-1, -1)]
+@pytest.mark.parametrize("behind", [("GPT_0",), ()])
+def test_blocks_are_modules_of_one_class_where_these_are_known(behind: tuple[str, ...]) -> None:
+    paths = "GPT_0", *(f"GPT_0/Block_{at // 2}" for at in range(4)), *behind
+    forward, backward, _ = shown(model(tuple("abcdef")[: len(paths)], len(paths), paths))
+    outside = [(-1, -1)] * len(behind)
+    assert forward == [(-1, -1), (0, 0), (0, 0), (0, 1), (0, 1), *outside]
+    assert backward == [*outside, (1, 1), (1, 1), (1, 0), (1, 0), (-1, -1)]
 
 
 @pytest.mark.parametrize("names", [BLOCK, (*BLOCK, "aten::tanh", *BLOCK), BLOCK[:3] * 2])

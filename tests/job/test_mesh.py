@@ -9,7 +9,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
-from chakra_et.job.mesh import Mesh, axes_of, forward_uses, mesh_of, stages_of
+from chakra_et.job.mesh import Mesh, axes_of, find_mesh, forward_uses, mesh_of, stages_of
 from tests.astra.sets import write_set
 from tests.simulate.replay_traces import collective, cpu, make_trace
 
@@ -41,6 +41,10 @@ from tests.simulate.replay_traces import collective, cpu, make_trace
 )
 def test_descriptions_name_axes(description: str, axes: str) -> None:
     assert axes_of(description) == set(axes.split())
+
+
+def test_a_mesh_that_is_given_counts() -> None:
+    assert find_mesh("made", {}, {}, 8, "tp2 pp=2") == Mesh(2, 2, 2)
 
 
 def test_device_meshes_by_name_make_a_mesh() -> None:

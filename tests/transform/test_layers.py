@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.et.columns import ExecutionTrace, NodeType, TensorInfo
 from chakra_et.et.edges import edges_of
 from chakra_et.et.node_attributes import parents
 from chakra_et.job.mesh import Mesh
 from chakra_et.job.operators import ENGINE, GRADIENT
+from chakra_et.simulate.run import make_run
 from chakra_et.transform.changes import RankTraces
 from chakra_et.transform.layers import with_layers
+from chakra_et.transform.scale import Scaling
 from tests.simulate.replay_traces import collective, cpu, make_trace
 
 BLOCKS, MIB = 3, 1 << 20
@@ -33,12 +37,14 @@ def rank(sizes: tuple[int, ...]) -> ExecutionTrace:
         nodes.append(cpu(number, micros, deps, name=name, start=10 * number, **kind, **more))
         return number
 
+    add("aten::embedding", "forward", 0, seq_id=0)
     for block in range(BLOCKS):
         for at, name in enumerate(("aten::norm", "aten::mm", "aten::gelu", "aten::add")):
-            add(name, "forward", 0, seq_id=4 * block + at)
+            add(name, "forward", 0, seq_id=4 * block + at + 1)
+    add(f"{ENGINE}: Loss", "backward", 1, seq_id=4 * BLOCKS + 1)
     for block in reversed(range(BLOCKS)):
         for at in reversed(range(4)):
-            add(f"{ENGINE}: B{at}", "backward", 1, seq_id=4 * block + at)
+            add(f"{ENGINE}: B{at}", "backward", 1, seq_id=4 * block + at + 1)
         for _ in range(2):
             around = add(f"{ENGINE}: {GRADIENT}", "backward", 1)
             gradients.append(add(GRADIENT, "backward", 1, parent=around))
@@ -101,6 +107,11 @@ def test_buckets_of_ddp_are_filled_anew_by_its_rule(layers: str, count: int) -> 
     launches = [11 + min(at, 5) for at in range(count - 1)] + [16]
     assert reductions(trace) == [(1, 20, each) for each in launches]
     assert waited_for(trace) == count
+    # Forward passes run the copies of a block in order, backward passes the last first.
+    number, lane = trace.column("seq_id", -1), trace.column("lane")
+    forward, backward = (number[(lane == each) & (number >= 0)].tolist() for each in (0, 1))
+    assert forward == sorted(set(forward)) and len(forward) == 2 * count + 1
+    assert backward[0] > forward[-1] and backward[1:] == forward[:0:-1]
     assert "the buckets of 1 backward passes were refilled by DDP's rule" in notes
     around = [trace.names[row] for row in parents(trace)[trace.column("comm_type", -1) == 0].tolist()]
     assert around == ["c10d::allreduce_"] * count
@@ -113,6 +124,16 @@ def test_buckets_by_no_rule_keep_their_number() -> None:
     sizes = trace.column("comm_size")[trace.types == NodeType.COMM_COLL]
     assert sizes.tolist() == [7 * MIB - 1400, 5 * MIB]
     assert any("keep their number, and have the bytes of the gradients before each" in note for note in notes)
+
+
+def test_collectives_of_one_process_take_time_by_their_bytes() -> None:
+    run = make_run("made", [rank((3 * MIB - 600, 3 * MIB))], [0], {"1": [0]})
+    network = NetworkModel(0.0, 1e3, 1e9, math.inf, 0.0, 0, "a test")
+    for given in (None, network):
+        made = Scaling(layers="2x", spread=0.0, network=given).rebuild(run)
+        (trace,) = made.graph.traces
+        micros = trace.duration_micros[trace.types == NodeType.COMM_COLL]
+        assert micros.tolist() == [round(20 * 7 / 3), round(20 * 5 / 3)]
 
 
 def test_collectives_of_one_block_stay_with_it() -> None:

@@ -1,0 +1,51 @@
+"""How times follow sizes: the rate of elementwise operators, and kernels with their operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from chakra_et.et.columns import ExecutionTrace, TensorInfo
+from chakra_et.transform.operator_times import Elementwise, resized, work_ratios
+from tests.simulate.replay_traces import cpu, kernel, make_trace
+
+
+def with_inputs(trace: ExecutionTrace, shapes: dict[int, bytes]) -> ExecutionTrace:
+    """``shapes``: of the two inputs of rows, which are floats."""
+    kinds = [b'["Tensor(float)","Tensor(float)"]'] * len(shapes)
+    info = TensorInfo(np.array(list(shapes)), [b"[]"] * len(shapes), list(shapes.values()), kinds)
+    return replace(trace, inputs=info)
+
+
+def test_the_rate_of_elementwise_operators_is_that_of_large_ones() -> None:
+    operator = {"name": "aten::add_", "kind": "operator"}
+    trace = make_trace(cpu(1, 10, **operator), cpu(2, 110, (1,), **operator), cpu(3, 10, (2,), **operator))
+    shapes = {0: b"[[5000],[5000]]", 1: b"[[8000],[8000]]", 2: b"[[5],[5]]"}
+    found = Elementwise(with_inputs(trace, shapes))
+    # 8,000 floats of each are read, and as many written; what the call itself takes is no part of it.
+    assert found.node_micros == 10
+    assert found.micros_per_byte == pytest.approx(100 / (3 * 4 * 8000))
+    assert found.micros(96_000, 2) == pytest.approx(120)
+    small = Elementwise(with_inputs(trace, dict.fromkeys(shapes, b"[[5000],[5000]]")))
+    assert small.micros_per_byte == 0
+
+
+def test_kernels_change_with_the_operator_that_launched_them() -> None:
+    trace = make_trace(
+        cpu(1, 100, name="aten::mm", kind="operator"),
+        cpu(2, 5, (1,), name="cudaLaunchKernel", kind="runtime", parent=1),
+        kernel(3, 42, (2,), name="gemm", kind="kernel", parent=2),
+        kernel(4, 42, (3,), name="other", kind="kernel"),
+    )
+    trace = with_inputs(trace, {0: b"[[64,32],[32,16]]"})
+    wider = {b"[[64,32],[32,16]]": b"[[64,32],[32,48]]"}
+    operations, ratio, leaf, _ = work_ratios(trace, lambda text: wider.get(text, text))
+    assert operations.tolist() == [65_536, 0, 65_536, 0]
+    assert ratio.tolist() == [3, 1, 3, 1] and leaf.tolist() == [1, 0, 0, 0]
+    made, count = resized(trace, lambda text: wider.get(text, text))
+    # A kernel without work takes 2 µs, which stay; the call and what isn't the operator's stay too.
+    assert made.duration_micros.tolist() == [300, 5, 122, 42]
+    assert count.tolist() == [2, 142, 422]
+    assert made.inputs is not None and made.inputs.shapes == [b"[[64,32],[32,48]]"]
