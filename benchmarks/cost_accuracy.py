@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -33,6 +34,7 @@ from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import LIKE, MODELS, KernelTimes, Values
 from chakra_et.cost.operator_times import GDDR, GpuModel, OperatorCall, gpu_model
+from chakra_et.errors import TraceError
 from chakra_et.files import write_text
 
 LONG = 20.0
@@ -40,6 +42,8 @@ LONG = 20.0
 OF_KIND = ("burst", "hot")
 """Parameters that differ between kinds of memory: of the other kind, the prior says more."""
 FIT_ROWS, FOLDS, SHAPES = 800, 3, 100
+UNLIKELY = 30.0
+"""A median so many times off is a wrong unit."""
 _SETS = 6
 """Sets of operands that take turns in the measured products."""
 
@@ -118,18 +122,41 @@ def by_name(text: str) -> Gpu | None:
     return gpus.gpu(name) if name else None
 
 
-def read_products(folder: Path, dtype: str) -> dict[str, Table]:
-    """By name of the GPU and framework, all products of a type of number."""
+def read(folder: Path, name: str, columns: Sequence[str]) -> Any:
+    """The measured rows of a parquet file, a frame. Raises ``TraceError``."""
     import pandas
 
-    rows = pandas.read_parquet(folder / "gemm.parquet")
-    rows = rows[(rows.dtype == dtype) & (rows.latency_us > 0)]
-    found = {}
-    for (name, framework), each in rows.groupby(["gpu", "framework"], observed=True):
+    path = folder / name
+    try:
+        rows = pandas.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: can't be read as parquet: {error}") from None
+    missing = [column for column in (*columns, "latency_us") if column not in rows]
+    if missing:
+        raise TraceError(f"{path}: lacks the columns {', '.join(missing)}")
+    rows = rows[rows.latency_us > 0]
+    if not len(rows):
+        raise TraceError(f"{path}: has no row with latency_us above 0")
+    return rows
+
+
+def by_gpu(rows: Any, columns: Sequence[str]) -> Iterator[tuple[Gpu, str, Any]]:
+    """GPU, a second name and rows; on the standard error, what each name was taken for."""
+    for (name, other), each in rows.groupby(list(columns), observed=True):
         gpu = by_name(str(name))
         if gpu is None:
             print(f"{name} is no GPU of gpus.json: {len(each)} rows are left out", file=sys.stderr)
             continue
+        if gpu.name != name:
+            print(f"{name} is taken for {gpu.name}", file=sys.stderr)
+        yield gpu, str(other), each
+
+
+def read_products(folder: Path, dtype: str) -> dict[str, Table]:
+    """By name of the GPU and framework, all products of a type of number."""
+    rows = read(folder, "gemm.parquet", ("gpu", "framework", "dtype", "m", "n", "k"))
+    found = {}
+    for gpu, framework, each in by_gpu(rows[rows.dtype == dtype], ("gpu", "framework")):
         sizes = each[["m", "n", "k"]].to_numpy(float)
         ones = np.ones((len(sizes), 1))
         points = np.hstack([ones, sizes, _SETS * ones])
@@ -139,40 +166,36 @@ def read_products(folder: Path, dtype: str) -> dict[str, Table]:
 
 def read_attention(folder: Path) -> dict[str, Table]:
     """By name of the GPU and framework, the fastest of its kernels for each shape."""
-    import pandas
-
     shape = ["batch", "heads", "kv_heads", "isl", "head_dim"]
     found = {}
-    rows = pandas.read_parquet(folder / "attention.parquet")
-    for (name, framework), each in rows.groupby(["gpu", "framework"], observed=True):
-        gpu = by_name(str(name))
-        if gpu is not None:
-            each = each.sort_values("latency_us").drop_duplicates(shape)
-            batch, heads, shared, tokens, size = each[shape].to_numpy(float).T
-            ones = np.ones(len(each))
-            points = np.stack([batch, heads, shared, tokens, tokens, size, ones, INTO_CACHE * ones], axis=1)
-            found[f"{gpu.name} {framework}"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    rows = read(folder, "attention.parquet", ("gpu", "framework", *shape))
+    for gpu, framework, each in by_gpu(rows, ("gpu", "framework")):
+        each = each.sort_values("latency_us").drop_duplicates(shape)
+        batch, heads, shared, tokens, size = each[shape].to_numpy(float).T
+        ones = np.ones(len(each))
+        points = np.stack([batch, heads, shared, tokens, tokens, size, ones, INTO_CACHE * ones], axis=1)
+        found[f"{gpu.name} {framework}"] = Table(gpu, points, each.latency_us.to_numpy(float))
     return found
 
 
 def read_float(folder: Path) -> dict[str, Table]:
     """By device, NeuSight's products without tensor cores, of the same operands as just before."""
-    import pandas
-
-    rows = pandas.read_parquet(folder / "neusight_kernels.parquet")
+    sizes = ["batch", "m", "n", "k"]
+    rows = read(folder, "neusight_kernels.parquet", ("device", "table", *sizes))
+    rows = rows[rows.table.isin(["linear", "bmm"])].assign(library="PyTorch")
     found = {}
-    for name, each in rows[rows.table.isin(["linear", "bmm"])].groupby("device", observed=True):
-        gpu = by_name(str(name))
-        if gpu is not None:
-            sizes = each[["batch", "m", "n", "k"]].fillna(1).to_numpy(float)
-            points = np.hstack([sizes, np.ones((len(sizes), 1))])
-            found[f"{gpu.name} PyTorch"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    for gpu, library, each in by_gpu(rows, ("device", "library")):
+        points = np.hstack([each[sizes].fillna(1).to_numpy(float), np.ones((len(each), 1))])
+        found[f"{gpu.name} {library}"] = Table(gpu, points, each.latency_us.to_numpy(float))
     return found
 
 
 MOVING = {"elem": ("elementwise", "5"), "softmax": ("softmax", "12"), "ln": ("normalization", "12")}
 _TWO_INPUTS = ("add", "mul", "div", "pow")
-ROWS = {"memory": (0.85, 0.1), "held": (0.5, 0.5), "rise": (1.0, 0.5), "odd": (0.2, 0.5)}
+ROWS = {
+    "softmax": {"memory": (0.85, 0.1), "held": (0.3, 0.5), "rise": (0.5, 0.5), "odd": (0.2, 0.5)},
+    "normalization": {"memory": (0.85, 0.1), "held": (0.5, 0.5), "rise": (1.0, 0.5)},
+}
 """Where the fit of softmax and layer norm starts, and how far it may go."""
 
 
@@ -194,35 +217,31 @@ class Calls:
 
 def read_moving(folder: Path) -> dict[str, list[Calls]]:
     """NeuSight's kernels that move numbers, fp32, by table."""
-    import pandas
-
-    rows = pandas.read_parquet(folder / "neusight_kernels.parquet")
+    rows = read(folder, "neusight_kernels.parquet", ("device", "table", "op", "rows", "cols"))
     found: dict[str, list[Calls]] = {}
-    for (name, table), each in rows.groupby(["device", "table"], observed=True):
-        gpu = by_name(str(name))
-        if gpu is None or table not in MOVING:
-            continue
+    for gpu, table, each in by_gpu(rows[rows.table.isin(list(MOVING))], ("device", "table")):
         tensors = np.where(each.op.isin(_TWO_INPUTS), 3, 2)
         calls = [
             OperatorCall(
-                MOVING[str(table)][0], float(m) * n, 4.0 * m * n * moved, row=int(n), type="float", idle=True
+                MOVING[table][0], float(m) * n, 4.0 * m * n * moved, row=int(n), type="float", idle=True
             )
             for m, n, moved in zip(each.rows, each.cols, tensors, strict=True)
         ]
         of = Calls(gpu_model(gpu.name), calls, each.latency_us.to_numpy(float))
-        found.setdefault(str(table), []).append(of)
+        found.setdefault(table, []).append(of)
     return found
 
 
 def fitted_rows(kind: str, tables: Sequence[Calls]) -> dict[str, float]:
     """The parameters of kernels that go along rows, by these tables alone."""
     names = {name: name.rpartition(".")[2] for name in tables[0].model.parameters if name.startswith(kind)}
-    start = {name: ROWS[of][0] for name, of in names.items() if of in ROWS}
+    priors = ROWS[kind]
+    start = {name: priors[of][0] for name, of in names.items() if of in priors}
     return fit(
         lambda values: np.concatenate([each.said(values) for each in tables]),
         np.concatenate([each.micros for each in tables]),
         start,
-        {name: ROWS[names[name]][1] for name in start},
+        {name: priors[names[name]][1] for name in start},
     )
 
 
@@ -244,6 +263,12 @@ READERS = {
     "8 bit": lambda folder: read_products(folder, "fp8"),
     "float": read_float,
     "attention": read_attention,
+}
+FILES = {
+    "16 bit": "gemm.parquet",
+    "8 bit": "gemm.parquet",
+    "float": "neusight_kernels.parquet",
+    "attention": "attention.parquet",
 }
 TITLES = {
     "16 bit": "products bf16",
@@ -287,12 +312,14 @@ def batch_of(kind: str, table: Table) -> np.ndarray | None:
 
 
 def mean_parameters(gpu: Gpu, kind: str, fitted: Sequence[tuple[Gpu, Values]]) -> dict[str, float]:
-    """Those of a GPU that wasn't measured: the geometric means over the ``fitted`` ones; of attention the
-    medians, as one library's kernels may be unlike all others (B200's don't pack heads)."""
+    """Those of a GPU that wasn't measured: the geometric means over the ``fitted`` ones, and the prior where
+    few say something; of attention the medians, as one library's kernels may be unlike all others (B200's
+    don't pack heads)."""
     middle = np.median if kind == "attention" else np.mean
     found = {}
     for name, prior in MODELS[kind].start(gpu).items():
         alike = [each[name] for of, each in fitted if name not in OF_KIND or of.kind == gpu.kind]
+        alike += [prior] if name in OF_KIND and kind != "attention" else []
         found[name] = float(np.exp(middle(np.log(alike)))) if alike else prior
     return found
 
@@ -344,15 +371,17 @@ def shapes_left_out(kind: str, table: Table) -> Row:
 
 def ratios(
     kind: str, target: str, title: str, a: tuple[Table, KernelTimes], b: tuple[Table, KernelTimes]
-) -> Row:
-    """What ``b`` takes over what ``a`` takes, by the models, for shapes measured on both."""
+) -> Iterator[Row]:
+    """What ``b`` takes over what ``a`` takes, by the models, for shapes measured on both, if any."""
     at = {tuple(point): micros for point, micros in zip(a[0].points.tolist(), a[0].micros, strict=True)}
     both = np.array([tuple(point) in at for point in b[0].points.tolist()])
+    if not both.any():
+        return
     table = b[0].where(both)
     before = np.array([at[tuple(point)] for point in table.points.tolist()])
     said = b[1].micros(kind, table.points) / a[1].micros(kind, table.points)
     errors = said / (table.micros / before) - 1
-    return Row(title, f"{a[0].gpu.name} → {b[0].gpu.name}", table.micros, errors, target)
+    yield Row(title, f"{a[0].gpu.name} → {b[0].gpu.name}", table.micros, errors, target)
 
 
 TARGETS: dict[str, dict[str, str]] = {
@@ -389,7 +418,7 @@ def given_rows(kind: str, tables: Mapping[str, Table]) -> Iterator[Row]:
         for name, table in tables.items():
             other = next(each for each in tables.values() if each is not table)
             first = other, own_times(kind, other)
-            yield ratios(kind, "15", title, first, (table.some(5000), left[name]))
+            yield from ratios(kind, "15", title, first, (table.some(5000), left[name]))
 
 
 def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Table]) -> Iterator[Row]:
@@ -409,11 +438,12 @@ def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Tabl
         none = GDDR_TARGET.get(f"{gpu.name} {kind}", targets["none"])
         target = targets["relative"] if gpu.like in known else none
         yield judged(f"{TITLES[kind]}, GPU left out, {relation}", kind, table, times, target, name)
-        yield with_some(kind, table, times)
+        if len(table.micros) >= 2 * SHAPES:
+            yield with_some(kind, table, times)
         first = next((each for each in tables.values() if each.gpu.name == gpu.like), None)
         target, first = "10" if first else "15", first or next(iter(tables.values()))
         of = known[first.gpu.name]
-        yield ratios(kind, target, f"ratio of two GPUs, {relation}", (first, of), (table, times))
+        yield from ratios(kind, target, f"ratio of two GPUs, {relation}", (first, of), (table, times))
 
 
 def write(folder: Path, kinds: Sequence[str]) -> None:
@@ -462,9 +492,20 @@ def main() -> int:
     if options.write:
         write(Path(options.given), options.kinds or tuple(READERS))
         return 0
+    return cli.run(lambda: judge(options), TraceError)
+
+
+def judge(options: Options) -> int:
+    """Print the rows, and draw them. Raises ``TraceError``."""
     print(HEAD, flush=True)
     pictured: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for row in all_rows(options):
+        slower = float(np.median(1 / (1 + row.errors)))
+        if not 1 / UNLIKELY < slower < UNLIKELY:
+            raise TraceError(
+                f"{row.judged}, {row.gpu}: half of the rows took {slower:.2g} times what the model says or "
+                "worse: latency_us must be in µs"
+            )
         print(row.line(), flush=True)
         if not row.judged.startswith("ratio"):
             pictured.setdefault(row.judged, []).append((row.micros, row.errors))
@@ -475,15 +516,19 @@ def main() -> int:
 
 def all_rows(options: Options) -> Iterator[Row]:
     """Of each kind of kernels that is asked for."""
-    for kind, read in READERS.items():
+    judged = Path(options.tables) if options.tables else None
+    for kind, reader in READERS.items():
         if options.kinds and kind not in options.kinds:
             continue
-        tables = read(Path(options.given))
-        others = read(Path(options.tables)) if options.tables else {}
-        for row in other_rows(kind, tables, others) if others else given_rows(kind, tables):
+        if judged and not (judged / FILES[kind]).exists():
+            print(f"{judged / FILES[kind]} isn't there: {TITLES[kind]}: not judged", file=sys.stderr)
+            continue
+        tables = reader(Path(options.given))
+        of_kind = other_rows(kind, tables, reader(judged)) if judged else given_rows(kind, tables)
+        for row in of_kind:
             yield from row.by_operator()
-    if not options.kinds or "moving" in options.kinds:
-        yield from moving_rows(Path(options.given), Path(options.tables) if options.tables else None)
+    if "moving" in (options.kinds or ("moving",)) and (not judged or (judged / FILES["float"]).exists()):
+        yield from moving_rows(Path(options.given), judged)
 
 
 if __name__ == "__main__":

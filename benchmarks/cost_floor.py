@@ -5,7 +5,9 @@
 
 By GPU, all relative to the fitted model: how far neighbours between m = 9 and 15 are apart, for which a
 library takes the same kernel; how far a row is from the mean of m - 1's and m + 1's of its own (n, k); and
-how far rows are from what ``smoothing.py`` makes of all, between m = 9 and 15 and elsewhere.
+how far rows are from what ``smoothing.py`` makes of all, between m = 9 and 15 and elsewhere. Of batched
+products in 32 bits: how far the time of one product is from that between the next smaller and the next larger
+batch of its own (m, n, k), for which a library takes the same kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.cost_accuracy import MODELS, Options, fitted, read_products
+from benchmarks.cost_accuracy import MODELS, Options, Table, fitted, read_float, read_products
 from benchmarks.smoothing import PRODUCT, smooth
 from chakra_et import cli
 
@@ -35,8 +37,21 @@ def scatter(points: np.ndarray, logs: np.ndarray) -> list[float]:
     return [float(np.nanmean(each)) for each in (apart, between, beyond[same], beyond[~same])]
 
 
+def between_batches(table: Table) -> np.ndarray:
+    """Relative errors of what two neighbours in the batch say of the one between them."""
+    batch, shapes = table.points[:, 0], table.points[:, 1:]
+    each = np.log(table.micros / batch)
+    order = np.lexsort((batch, *shapes.T))
+    low, middle, high = order[:-2], order[1:-1], order[2:]
+    chosen = (shapes[low] == shapes[high]).all(axis=1) & (batch[low] > 1)
+    low, middle, high = low[chosen], middle[chosen], high[chosen]
+    share = np.log(batch[middle] / batch[low]) / np.log(batch[high] / batch[low])
+    errors: np.ndarray = np.exp((1 - share) * each[low] + share * each[high] - each[middle]) - 1
+    return errors
+
+
 def main() -> int:
-    """Print the table."""
+    """Print the tables."""
     options = cli.parse(Options, description=__doc__.splitlines()[0])
     print(
         "| GPU | m 9 to 15: neighbours apart | m between neighbours | m 9 to 15: from smoothed | elsewhere |"
@@ -46,6 +61,10 @@ def main() -> int:
         said = MODELS["16 bit"].micros(table.gpu, fitted("16 bit", table), table.points)
         figures = scatter(table.points[:, 1:4], np.log(table.micros / said))
         print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)
+    print("\n| GPU | batched products in 32 bits | a batch between its neighbours |\n|---|---|---|")
+    for table in read_float(Path(options.given)).values():
+        errors = between_batches(table)
+        print(f"| {table.gpu.name} | {len(errors):,} | {np.abs(errors).mean():.1%} |", flush=True)
     return 0
 
 

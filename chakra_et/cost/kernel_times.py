@@ -38,16 +38,12 @@ class KernelModel(NamedTuple):
     place: Callable[[np.ndarray], np.ndarray]
 
 
-def _product_place(points: np.ndarray) -> np.ndarray:
-    return np.stack([points[:, 0] * points[:, 1], points[:, 2], points[:, 3]], axis=1)
-
-
 MODELS = {
     number: KernelModel(
         functools.partial(products.product_micros, number=number),
         functools.partial(products.start, number=number),
         products.WIDTHS,
-        _product_place,
+        lambda points: np.stack([points[:, 0] * points[:, 1], points[:, 2], points[:, 3]], axis=1),
     )
     for number in ("16 bit", "8 bit", "tf32", "float", "double")
 }

@@ -225,7 +225,8 @@ class GpuModel:
         if kind == "softmax_long":
             each = _ALIGNED // item
             block = min(1 << math.ceil(math.log2(max(row / each / 2, 32))), _BLOCK)
-            held = self.gpu.units * self.gpu.threads / block * row * item / (self.gpu.cache / self.gpu.parts)
+            caches = self.gpu.units * self.gpu.near + self.gpu.cache / self.gpu.parts
+            held = self.gpu.units * self.gpu.threads / block * row * item / caches
             loads = row // (each * block) + math.ceil(row % (each * block) / block)
             odd = self.of(kind, "odd") * (loads * each * block / row - 1)
             return (1 + self._beyond(kind, held)) * (1 + odd)
@@ -285,7 +286,7 @@ class GpuModel:
 
     def _attention(self, work: OperatorCall) -> float:
         blocks = work.batch * math.ceil(work.queries / _QUERIES)
-        arithmetic = self._arithmetic(work, "compute")
+        arithmetic = work.operations / (self.peak(work.type) * self.of("attention", "compute")) * 1e6
         if blocks:
             arithmetic *= math.ceil(blocks / self.gpu.units) * self.gpu.units / blocks
         waits = math.ceil(work.keys / _KEYS) * _KEYS / 1024 * self.of("attention", "keys")
@@ -300,9 +301,6 @@ class GpuModel:
             return max(work.operations / (rate * part) * 1e6, least)
         each = self._product(work) / self.of("convolution", "compute")
         return max(work.product[0] * each, least) + (work.product[0] - 1) * self.of("convolution", "launch")
-
-    def _arithmetic(self, work: OperatorCall, name: str) -> float:
-        return work.operations / (self.peak(work.type) * self.of(work.kind, name)) * 1e6
 
     def _stream(self, moved: float, part: float = 1.0) -> float:
         """µs to move bytes: faster where they fit into the cache, which the kernel before has filled."""

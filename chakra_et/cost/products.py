@@ -31,11 +31,11 @@ WIDTHS |= {"step": 0.15, "cache": 0.25}
 GDDR = {"burst": 0.74, "hot": 0.6}
 """Of GPUs with GDDR: an RTX PRO 6000 Server Edition reaches 417 TFLOP/s in single products of bfloat16, and
 both editions 360 in long ones (zzc0721/torch-performance-test-data, issues 160 and 162, 2026)."""
-FLOAT = {"burst": 0.9, "hot": 0.9, "load": 1.8}
+FLOAT = {"burst": 0.9, "hot": 2.0, "load": 6.0}
 """Of products without tensor cores."""
 AMD = {"burst": 0.65, "hot": 0.6, "fill": 4500.0}
 """MI300X: 669 of 1307 TFLOP/s at best (S. Bekman, Machine Learning Engineering, 2024)."""
-POWER = {"HBM": (0.2, 0.3), "GDDR": (0.5, 1.0), "float": (0.9, 1.3)}
+POWER = {"HBM": (0.2, 0.3), "GDDR": (0.5, 1.0), "float": (1.3, 1.3)}
 """Exponents of watts per TFLOP/s in ``burst`` and ``hot``: with GDDR, at clocks above 2 GHz, power bounds all
 of the rate; large dies with HBM lower their voltage."""
 FLOAT_WATTS = 13.0, 5.0
@@ -53,9 +53,16 @@ CONFIGURATIONS = np.array(
     float,
 ).T
 """Rows and columns of tiles, and parts of K."""
-_LARGEST, _ALONG, _NORM = 256 * 128, 64, 5
-"""Elements of the largest tile and of K per step; how sharply the slowest bound rules."""
-_EDGE_LOSS = 16.0, 250.0
+_UNBATCHED = tuple(
+    np.array([split > 1 or (high, wide) not in tiles for high, wide, split in CONFIGURATIONS.T.tolist()])
+    for tiles in (((64, 128), (64, 64), (32, 128), (128, 32)), ((128, 128),))
+)
+"""What batched products without tensor cores don't take, before and since Ampere: NeuSight's tables have the
+names of kernels (``volta_sgemm_128x64_nn``)."""
+_LARGEST, _ALONG, _NORM = 256 * 128, (64, 8), 5
+"""Elements of the largest tile; of K per step, with tensor cores and without; how sharply the slowest bound
+rules."""
+_EDGE_LOSS = 16.0, 7.0
 """Rows and columns that a tile loses to its edges, with tensor cores and without."""
 _AGAIN = {"nvidia": 0.6, "amd": 1.0}
 """The part of ``fill`` that further tiles take, as others compute meanwhile."""
@@ -139,7 +146,7 @@ def _micros(
     operations = (2 * batch * m * n * k)[:, 0]
 
     tiles = batch * np.ceil(m / high) * np.ceil(n / wide) * parts
-    depth = np.ceil(k / parts / _ALONG) * _ALONG
+    depth = np.ceil(k / parts / _ALONG[simple]) * _ALONG[simple]
     waves = np.ceil(tiles / gpu.units)
     together = np.clip(np.floor(_LARGEST / (high * wide)), 1, 4 if gpu.vendor == "nvidia" else 1)
     rounds = np.ceil(tiles / (gpu.units * together))
@@ -151,7 +158,7 @@ def _micros(
     moved = batch * ((m * k + k * n) * item + m * n * written)
     kept = batch * (sets * (m * k + k * n) * item + m * n * written)
     found = _found(gpu, kept)
-    waiting = rounds * depth / _ALONG * parameters["step"] / clock * (1 - found * (1 - _WARM_STEP))
+    waiting = rounds * depth / _ALONG[0] * parameters["step"] / clock * (1 - found * (1 - _WARM_STEP))
     loaded = moved * (1 - found)
     if lines:
         side = m if lines == "rows" else np.minimum(m, n)
@@ -161,6 +168,8 @@ def _micros(
     bound = (arithmetic**_NORM + moving**_NORM + waiting**_NORM + memory**_NORM) ** (1 / _NORM)
     summed = parameters["split"] + 2 * 4 * parts * batch * m * n / (load * gpu.units)
     all_of = bound + (1 + (rounds - 1) * again) * parameters["fill"] / clock + np.where(parts > 1, summed, 0)
+    if simple and gpu.vendor == "nvidia":
+        all_of = np.where((batch > 1) & _UNBATCHED["tf32" in gpu.peaks], np.inf, all_of)
     best = all_of.min(axis=1)
     heated = np.maximum(np.minimum(best, operations / (peak * burst)) - _COOL, 0)
     taken: np.ndarray = parameters["launch"] + best + (burst / hot - 1) * heated

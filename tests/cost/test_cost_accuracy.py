@@ -5,16 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cost_accuracy import by_name, other_rows, read_products
+from benchmarks.cost_accuracy import Options, by_name, judge, other_rows, read_products
 from benchmarks.cost_picture import draw
 from chakra_et.cost.gpus import gpu
 from chakra_et.cost.kernel_times import kernel_times
+from chakra_et.errors import TraceError
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
 
-def write_tables(folder: Path, names: dict[str, str], framework: str) -> None:
+def write_tables(folder: Path, names: dict[str, str], framework: str, unit: float = 1.0) -> None:
     """Products of GPUs by what a table calls them, as the model has them; the figures mean nothing."""
     sizes = [(m, n, k) for m in (1, 64, 65, 1024) for n in (256, 1024, 4096) for k in (256, 1024, 4096)]
     points = np.array([[1, *each, 6] for each in sizes], float)
@@ -22,7 +23,7 @@ def write_tables(folder: Path, names: dict[str, str], framework: str) -> None:
     for written, name in names.items():
         part = pandas.DataFrame(sizes, columns=["m", "n", "k"])
         part["gpu"], part["framework"], part["dtype"] = written, framework, "bfloat16"
-        part["latency_us"] = kernel_times(gpu(name)).micros("16 bit", points)
+        part["latency_us"] = kernel_times(gpu(name)).micros("16 bit", points) * unit
         parts.append(part)
     folder.mkdir()
     pandas.concat(parts).to_parquet(folder / "gemm.parquet")
@@ -56,3 +57,38 @@ def test_tables_of_other_gpus_are_judged_by_what_they_are_like(tmp_path: Path) -
 def test_names_of_tables(written: str, name: str) -> None:
     found = by_name(written)
     assert found is not None and found.name == name
+
+
+def test_what_a_table_lacks_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tables(tmp_path / "given", {"H100": "H100", "B200": "B200", "Martian": "H100"}, "sglang")
+    assert set(read_products(tmp_path / "given", "bfloat16")) == {"H100 sglang", "B200 sglang"}
+    assert capsys.readouterr().err == "Martian is no GPU of gpus.json: 36 rows are left out\n"
+    table = tmp_path / "given" / "gemm.parquet"
+    rows = pandas.read_parquet(table)
+    for broken, why in (
+        (rows.drop(columns=["m", "n"]), "lacks the columns m, n"),
+        (rows[:0], "has no row with"),
+    ):
+        broken.to_parquet(table)
+        with pytest.raises(TraceError, match=f"gemm.parquet: {why}"):
+            read_products(table.parent, "bfloat16")
+    table.write_text("gpu,m,n,k")
+    with pytest.raises(TraceError, match="can't be read as parquet"):
+        read_products(table.parent, "bfloat16")
+
+
+def test_a_table_in_another_unit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tables(tmp_path / "given", {"H100": "H100", "B200": "B200"}, "sglang")
+    write_tables(tmp_path / "other", {"h200_sxm": "H200"}, "vllm", unit=1e-3)
+    options = Options(
+        given=str(tmp_path / "given"), tables=str(tmp_path / "other"), kinds=("16 bit", "attention")
+    )
+    with pytest.raises(TraceError, match="H200 vllm: half of the rows took 0.001 times .* must be in µs"):
+        judge(options)
+    assert "h200_sxm is taken for H200" in capsys.readouterr().err
+
+
+def test_tables_that_are_not_there_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.joinpath("other").mkdir()
+    assert judge(Options(given=str(tmp_path), tables=str(tmp_path / "other"), kinds=("attention",))) == 0
+    assert "attention.parquet isn't there: attention forward: not judged" in capsys.readouterr().err

@@ -143,3 +143,13 @@ def test_the_benchmark_smooths_noise_outliers_and_gaps() -> None:
     noisy = truth + random.normal(0, 0.05, len(points)) + (random.random(len(points)) < 0.02) * 1.0
     grid = smooth(points[kept], noisy[kept], (Part(0.2, (3, 3, 3)), Part(0.02, (1, 1, 1), 64)))
     assert np.abs(grid.at(points) - truth)[~kept].mean() < 0.03
+
+
+def test_batched_products_in_32_bits_fill_the_tiles_of_their_library() -> None:
+    """128 × 128 since Ampere; before, tiles of 64 columns, too. K isn't rounded up to more than 8."""
+    for name, narrow in (("A100-PCIE-40GB", 0.9), ("V100-PCIE", 0.6)):
+        times = kernel_times(gpu(name))
+        half, whole = times.micros("float", [(256, 1024, 64, 1024, 1), (256, 1024, 128, 1024, 1)])
+        assert (half / whole > narrow) == (name[0] == "A")
+        short, long = times.micros("float", [(256, 1024, 1024, 80, 1), (256, 1024, 1024, 128, 1)])
+        assert 0.55 < short / long < 0.8
