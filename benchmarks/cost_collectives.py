@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
+from benchmarks.cost_accuracy import UNLIKELY, by_name
 from chakra_et import cli
 from chakra_et.cost import nccl, networks
 from chakra_et.errors import TraceError
@@ -41,6 +42,7 @@ OPERATIONS = {
     "reduce_scatter": CollectiveType.REDUCE_SCATTER,
     "alltoall": CollectiveType.ALL_TO_ALL,
 }
+COLUMNS = ("op", "gpu", "nccl", "num_gpus", "bytes", "latency_us")
 PCIE = ("L4", "L40S", "T4", "RTX")
 NVLS = ("H", "B", "GB", "GH")
 
@@ -77,14 +79,22 @@ class Errors:
 
 
 def read(folder: Path) -> dict[str, Table]:
-    """The tables by GPU; of several versions of NCCL the newest."""
+    """The tables by GPU; of several versions of NCCL the newest. Raises ``TraceError``."""
     found: dict[str, dict[tuple[int, ...], Table]] = {}
-    with (folder / "nccl.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            version = tuple(int(part) for part in re.findall(r"\d+", row["nccl"]))
-            table = found.setdefault(row["gpu"], {}).setdefault(version, {})
-            each = table.setdefault((row["op"], int(row["num_gpus"])), {})
-            each[int(row["bytes"])] = float(row["latency_us"])
+    path = folder / "nccl.csv"
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                version = tuple(int(part) for part in re.findall(r"\d+", row["nccl"]))
+                table = found.setdefault(row["gpu"], {}).setdefault(version, {})
+                each = table.setdefault((row["op"], int(row["num_gpus"])), {})
+                each[int(row["bytes"])] = float(row["latency_us"])
+    except OSError as error:
+        raise TraceError(f"{path}: can't be read: {error.strerror}") from None
+    except (KeyError, ValueError, TypeError) as error:
+        raise TraceError(f"{path}: lacks {', '.join(COLUMNS)}, or a number there is none: {error}") from None
+    if not found:
+        raise TraceError(f"{path}: has no rows")
     return {gpu: versions[max(versions)] for gpu, versions in found.items()}
 
 
@@ -117,6 +127,12 @@ def errors(judged: str, gpu: str, node: nccl.NcclNode, table: Table) -> Errors:
     cells = [(op, count, size) for (op, count), each in sorted(table.items()) for size in sorted(each)]
     taken = np.array([table[op, count][size] for op, count, size in cells])
     said = np.array([float(node.time(OPERATIONS[op], size, count)) / 1000 for op, count, size in cells])
+    slower = float(np.median(taken / said))
+    if not 1 / UNLIKELY < slower < UNLIKELY:
+        raise TraceError(
+            f"{gpu}: half of its collectives took {slower:.2g} times what the model says or worse: "
+            "latency_us must be in µs"
+        )
     return Errors(judged, gpu, said / taken - 1, taken, cells)
 
 
@@ -161,8 +177,13 @@ def results(given: Mapping[str, Table], judged: Mapping[str, Table] | None = Non
     found = []
     if judged is None:
         found += [left_out(gpu, table) for gpu, table in given.items()]
-    for gpu, table in (judged or given).items():
-        of, link = spec(gpu), _link(gpu)
+    for name, table in (judged or given).items():
+        of, link = spec(name), _link(name)
+        gpu = of.name if of and of.name in known else name
+        if judged is not None and of is None:
+            print(f"{name} is unknown, and taken to have {link}: only two measurements help", file=sys.stderr)
+        elif judged is not None and of and of.name != name:
+            print(f"{name} is taken for {of.name}", file=sys.stderr)
         relative = of.measured.split()[0] if of and of.measured else ""
         if judged is not None and gpu in known:
             found.append(errors(f"in the fit, {link}", gpu, known[gpu], table))
@@ -178,9 +199,10 @@ def results(given: Mapping[str, Table], judged: Mapping[str, Table] | None = Non
 
 
 def spec(gpu: str) -> networks.LinkedGpu | None:
-    """The GPU's link by a table's name, which may write it with spaces or underscores."""
+    """The GPU's link by a table's name, such as ``b200_sxm``."""
+    found = by_name(gpu)
     try:
-        return networks.gpu(re.sub(r"[\s_-]", "", gpu))
+        return networks.gpu(found.name) if found else None
     except TraceError:
         return None
 
@@ -240,6 +262,11 @@ SOURCE = (
 def main() -> int:
     """Print the table."""
     options = cli.parse(Options, description="Judge the times of collectives.")
+    return cli.run(lambda: judge(options), TraceError)
+
+
+def judge(options: Options) -> int:
+    """Write the fit, or print the table. Raises ``TraceError``."""
     given = read(options.given)
     if options.write:
         write(given)

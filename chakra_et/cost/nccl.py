@@ -1,9 +1,10 @@
 """The time that NCCL takes for collectives and messages: measured within a node, by its tuning between nodes.
 
-Within a node a collective takes L · f(bytes / (L · B)): L is the time of a small all-reduce, B the bus
-bandwidth of a large one. The curve f of each collective and number of GPUs holds what NCCL chooses by size:
-protocols (LL, LL128, Simple), channels, ring, tree or NVLS. ``networks.json`` has the curves of measured
-nodes. A node that isn't among them takes the geometric mean of the curves of those with its kind of link.
+Within a node a collective takes L · f(bytes / (L · B)): L is the time of a small one, a launch and the steps
+around the ring (``first_bytes``), B the bus bandwidth of a large all-reduce. The curve f of each collective
+and number of GPUs holds what NCCL chooses by size: protocols (LL, LL128, Simple), channels, ring, tree or
+NVLS. ``networks.json`` has the curves of measured nodes. A node that isn't among them takes the geometric
+mean of the curves of those with its kind of link.
 
 Between nodes nothing was measured. There a collective takes what the best algorithm and protocol would by the
 latencies and bandwidths of NCCL's own tuning (src/graph/tuning.cc), over the slower of the node's links and
@@ -16,6 +17,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -103,19 +105,12 @@ class NcclNode:
         if kind is CollectiveType.BARRIER:
             size = np.zeros_like(size)
         counts = sorted(count for of, count in self.curves if of is chosen)
-        if ranks in counts:
-            return self._at(chosen, size, ranks)
-        last, beyond = counts[-1], ranks > counts[-1]
-        if beyond or ranks < counts[0]:
-            at = last if beyond else counts[0]
-            same = size * (bus_factor(chosen, ranks) / bus_factor(chosen, at))
-            more = (self.latency(ranks) / self.latency(at) - 1) * self._at(chosen, 0.0, at) if beyond else 0
-            return self._at(chosen, same, at) + more
-        above = next(count for count in counts if count > ranks)
-        below = counts[counts.index(above) - 1]
-        share = math.log(ranks / below) / math.log(above / below)
-        low, high = self._at(chosen, size, below), self._at(chosen, size, above)
-        return low ** (1 - share) * high**share
+        at = min(max(ranks, counts[0]), counts[-1])
+        size = size * (bus_factor(chosen, ranks) / bus_factor(chosen, at))
+        below, above = max(c for c in counts if c <= at), min(c for c in counts if c >= at)
+        share = math.log(at / below) / math.log(above / below) if above > below else 0.0
+        more = (self.latency(max(ranks, at)) / self.latency(at) - 1) * self._at(chosen, 0.0, above)
+        return self._at(chosen, size, below) ** (1 - share) * self._at(chosen, size, above) ** share + more
 
     def message(self, size: float) -> float:
         """ns of a message: each of two GPUs sends as much in an all-to-all of twice the bytes."""
@@ -132,9 +127,18 @@ class NcclNode:
 
     def _at(self, kind: CollectiveType, size: Any, ranks: int) -> Any:
         x, y = self.curves[kind, ranks]
-        latency = self.latency_ns[ranks]
+        latency = first_bytes(kind, ranks, self.latency_ns)
         at = np.asarray(size) / (latency * self.bus[ranks] / 1e9)
         return latency * np.interp(at, x, y) * np.maximum(at / x[-1], 1.0)
+
+
+def first_bytes(kind: CollectiveType, ranks: int, latency_ns: Mapping[int, float]) -> float:
+    """ns of a small collective, by those of all-reduces among several numbers of GPUs: a launch, and 2(p−1)
+    steps among p GPUs; once around a ring is half of them, and an all-to-all sends and receives."""
+    around, counts = ranks - 1, sorted(latency_ns)
+    step = (latency_ns[counts[-1]] - latency_ns[counts[0]]) / (2 * max(counts[-1] - counts[0], 1))
+    fewer = {CollectiveType.ALL_REDUCE: 0, CollectiveType.ALL_TO_ALL: 2 * around - 2}.get(kind, around)
+    return max(latency_ns[ranks] - fewer * max(step, 0.0), min(latency_ns.values()) / 2)
 
 
 def measured_node(name: str, entry: Mapping[str, Any]) -> NcclNode:
@@ -147,8 +151,9 @@ def measured_node(name: str, entry: Mapping[str, Any]) -> NcclNode:
         bus[ranks] = bus_factor(CollectiveType.ALL_REDUCE, ranks) * float(sizes[-1] / ns[-1]) * 1e9
     for kind, operation in _OPERATIONS.items():
         for count, times in entry[operation].items():
-            scale = latency[int(count)] * bus[int(count)] / 1e9
-            curves[kind, int(count)] = sizes / scale, np.array(times) * 1000 / latency[int(count)]
+            first = first_bytes(kind, int(count), latency)
+            scale = first * bus[int(count)] / 1e9
+            curves[kind, int(count)] = sizes / scale, np.array(times) * 1000 / first
     return NcclNode(name, entry["link"], bool(entry["nvls"]), latency, bus, curves, entry.get("error"))
 
 
@@ -164,8 +169,8 @@ def unmeasured_node(name: str, link: str, bandwidth: float, known: Mapping[str, 
         groups.setdefault(each.link == "PCIe", []).append((each, networks.gpu(*each.name.split()).bandwidth))
     same = groups.get(link == "PCIe") or [each for group in groups.values() for each in group]
     counts = sorted(set.intersection(*(set(node.bus) for node, _ in same)))
-    latency = {count: _mean([node.latency_ns[count] for node, _ in same]) for count in counts}
-    bus = {count: bandwidth * _mean([node.bus[count] / of for node, of in same]) for count in counts}
+    latency = {count: geometric_mean([node.latency_ns[count] for node, _ in same]) for count in counts}
+    bus = {count: bandwidth * geometric_mean([node.bus[count] / of for node, of in same]) for count in counts}
     curves = _mean_curves([node.curves for node, _ in same])
     if link == "PCIe" and False in groups:
         simple = _by_protocols(_mean_curves([node.curves for node, _ in groups[False]]))
@@ -192,10 +197,6 @@ def _by_protocols(curves: Mapping[tuple[CollectiveType, int], Curve]) -> dict[An
         sent = bus_factor(*key) * x
         found[key] = x, np.minimum(y[0] + 2 * sent, 2 * y[0] + sent)
     return found
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
 @functools.cache

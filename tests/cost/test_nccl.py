@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from benchmarks import cost_collectives
 from chakra_et.cost import nccl, networks
 from chakra_et.cost.collectives import collective_time, message_time
 from chakra_et.cost.topology_text import read_topology
+from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
 
 REDUCE, GATHER = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
@@ -116,3 +118,38 @@ def test_a_barrier_takes_what_a_small_all_reduce_does() -> None:
         ranks = range(topology.ranks)
         barrier = collective_time(CollectiveType.BARRIER, 1 << 30, ranks, topology)
         assert barrier == pytest.approx(collective_time(REDUCE, 8, ranks, topology), rel=0.02)
+
+
+def test_a_small_collective_is_a_launch_and_its_steps() -> None:
+    latency = {count: 5000.0 + 2 * (count - 1) * 800 for count in (2, 4, 8)}
+    steps = {REDUCE: 14, GATHER: 7, CollectiveType.REDUCE_SCATTER: 7, CollectiveType.ALL_TO_ALL: 2}
+    for kind, count in steps.items():
+        assert nccl.first_bytes(kind, 8, latency) == pytest.approx(5000 + 800 * count)
+    assert nccl.first_bytes(GATHER, 8, {8: 9000.0}) == 9000
+
+
+def test_tables_that_name_gpus_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = "op,gpu,nccl,num_gpus,bytes,latency_us\n"
+    rows = "".join(
+        f"{op},{gpu},2.30,{count},{size},{5 + count + size / 1e4}\n"
+        for op in cost_collectives.OPERATIONS
+        for gpu in ("H100", "gb200", "rtx_pro_6000_server", "Martian")
+        for count in (2, 4, 8)
+        for size in (512, 65536, 1 << 23)
+    )
+    table = tmp_path / "nccl.csv"
+    table.write_text(head + rows)
+    judged = cost_collectives.read(tmp_path)
+    given = {"H100": judged["H100"], "B200": judged["gb200"], "L40S": judged["rtx_pro_6000_server"]}
+    found = {(each.judged, each.gpu) for each in cost_collectives.results(given, judged)}
+    assert {
+        ("in the fit, NVLink", "H100"),
+        ("relative in the fit, NVLink", "gb200"),
+        ("two measurements, PCIe", "rtx_pro_6000_server"),
+    } <= found
+    said = capsys.readouterr().err
+    assert "gb200 is taken for GB200" in said and "Martian is unknown, and taken to have NVLink" in said
+    for text, why in ((head, "has no rows"), (head.replace("bytes", "size") + rows, "lacks op, gpu")):
+        table.write_text(text)
+        with pytest.raises(TraceError, match=why):
+            cost_collectives.read(tmp_path)
