@@ -151,6 +151,8 @@ if __name__ == "__main__":
             if missing := unmet(KINDS[names[0]], sys.path):
                 advice = f"make the environment with 'python3 scripts/environment.py {names[0]}'"
                 sys.exit(f"{sys.executable}: lacks {', '.join(missing)}; {advice} or use its requirements")
+        elif kind in ("-h", "--help"):
+            print(__doc__)
         elif kind != "list" and kind not in KINDS:
             sys.exit(f"usage: environment.py {{{','.join(KINDS)}}}")
         else:
