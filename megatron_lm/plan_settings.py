@@ -14,11 +14,12 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from chakra_et import cli, files
+from fasop.commands import flag
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
@@ -37,16 +38,16 @@ GPT, LLAMA = "xl", "llama3-8b"
 class Config:
     """Which plan, and where its settings go."""
 
-    plan: str = field(metadata={"positional": True, "help": "file that 'plan --json' printed"})
-    rank: int = field(default=1, metadata={"help": "which of its plans, counted from 1"})
-    output: str = field(default="", metadata={"help": "file to write (default: standard output)"})
-    format: Literal["megatron_lm", "megatron-bridge", "torchtitan", "deepspeed"] = field(
-        default="megatron_lm", metadata={"help": "whose settings"}
+    plan: str = flag("file that 'plan --json' printed", positional=True)
+    rank: int = flag("which of its plans, counted from 1", 1)
+    output: str = flag("file to write (default: standard output)", "")
+    format: Literal["megatron_lm", "megatron-bridge", "torchtitan", "deepspeed"] = flag(
+        "whose settings", "megatron_lm"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(Config, argv, prog="python -m fasop export", description="Write a plan's settings.")
+    config = cli.parse(Config, argv, description="Write a plan's settings.")
     plan = pick_plan(config.plan, config.rank)
     text = lines(plan) if config.format == "megatron_lm" else frameworks.exported(plan, config.format)
     if config.output:

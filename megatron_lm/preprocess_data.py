@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from chakra_et import cli, files
+from fasop.commands import flag
 from megatron_lm.settings import MODELS
 from utils.data.config import DataConfig, DataError
 from utils.data.squad import read_squad_json
@@ -33,20 +34,12 @@ from utils.data.tokenizers import load_tokenizer
 class PreprocessConfig:
     """Which files become a dataset, and where it goes."""
 
-    inputs: tuple[str, ...] = field(
-        default=(), metadata={"positional": True, "help": "files, read one after the other"}
-    )
-    output: str = field(default="", metadata={"help": "prefix of the .bin and .idx to write"})
-    model: str = field(default="xl", metadata={"help": "model whose vocabulary must hold the tokens"})
-    tokenizer: str | None = field(
-        default=None, metadata={"help": "tokenizer.json or a folder with one; default: GPT-2's"}
-    )
+    inputs: tuple[str, ...] = flag("files, read one after the other", positional=True)
+    output: str = flag("prefix of the .bin and .idx to write")
+    model: str = flag("model whose vocabulary must hold the tokens", "xl")
+    tokenizer: str | None = flag("tokenizer.json or a folder with one; default: GPT-2's", None)
 
     def __post_init__(self) -> None:
-        if not self.inputs:
-            raise ValueError("name at least one file")
-        if not self.output:
-            raise ValueError("--output: give the prefix of the files to write")
         if self.model not in MODELS:
             raise ValueError(f"--model {self.model}: choose from {', '.join(MODELS)}")
 

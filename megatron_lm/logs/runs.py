@@ -108,11 +108,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(digits or 0), word) for digits, word in re.findall(r"(\d+)|(\D+)", name)]
 
 
-def find_all(ids: tuple[str, ...], folder: Path) -> list[Run]:
-    """The runs that have these job ids, each once. Raises ``RunError``."""
-    return list({run.jobs: run for run in (find((job,), folder) for job in ids)}.values())
-
-
 def submitted(run: Run) -> dict[str, str]:
     """The settings that the run was submitted with; empty if they were not kept. Raises ``RunError``."""
     path = run.log_dir / run.jobs[0] / SETTINGS

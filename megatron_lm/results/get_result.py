@@ -7,14 +7,14 @@ Either of a heterogeneous run's two job ids shows the whole run.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from chakra_et import cli
+from chakra_et.text import table
+from fasop.commands import flag
 from megatron_lm.logs import records, runs
 from megatron_lm.results import view
 from megatron_lm.results.problems import TAIL_BYTES, last_gpus
@@ -24,8 +24,9 @@ from megatron_lm.settings import conf
 
 LAST_LINES, LINE = 3, b"\n"
 WATCH_SECONDS = 2.0
-# On the screen: the last rows of each table, and the tables that are left out.
+# Of a run that is watched: the last rows of each table, and the tables that are left out.
 SCREEN_ROWS, HIDDEN = 8, ("Settings", "Memory by rank")
+CLEARED = "\033[H\033[J"  # to the first line, with everything below removed
 RED, BOLD, PLAIN = "\033[1;31m", "\033[1m", "\033[0m"
 STYLES = {"WRONG": RED, "WARNING": RED, "first failure": RED, "job ": BOLD, "***": BOLD}  # by a line's start
 
@@ -34,12 +35,8 @@ STYLES = {"WRONG": RED, "WARNING": RED, "first failure": RED, "job ": BOLD, "***
 class ResultConfig:
     """Which run to show, and whether to keep showing it."""
 
-    job_ids: tuple[str, ...] = field(
-        metadata={"positional": True, "help": "job id, or both ids of a heterogeneous run"}
-    )
-    watch: bool = field(
-        default=False, metadata={"help": "refresh every 2 s until the run has ended, then write its page"}
-    )
+    job_ids: tuple[str, ...] = flag("job id, or both ids of a heterogeneous run", positional=True)
+    watch: bool = flag("refresh every 2 s until the run has ended, then write its page", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,44 +50,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def watch(ids: tuple[str, ...]) -> int:
-    """Show tables, or without rich or a terminal lines, until the run has ended; then write its page."""
-    with _screen() as show:
-        while True:
-            seen = View(runs.find(ids, conf.log_dir()))
-            show(seen)
-            if all(known.word not in runs.ALIVE for known in seen.states.values()):
-                break
-            time.sleep(WATCH_SECONDS)
+    """Show tables in place of those before, without a terminal lines, until the run has ended; then write its
+    page.
+    """
+    on_terminal = sys.stdout.isatty()
+    while True:
+        seen = View(runs.find(ids, conf.log_dir()))
+        print(CLEARED + screen(seen) if on_terminal else "\n".join(lines(seen)), flush=True)
+        if all(known.word not in runs.ALIVE for known in seen.states.values()):
+            break
+        time.sleep(WATCH_SECONDS)
     print(write_summary([seen]))
     return 0
 
 
-@contextmanager
-def _screen() -> Iterator[Callable[[View], None]]:
-    """A function that shows a run in place of what it showed before; as lines without rich or a terminal."""
-    if not (importlib.util.find_spec("rich") and sys.stdout.isatty()):
-        yield lambda seen: print("\n".join(lines(seen)), flush=True)
-        return
-    from rich.console import Group
-    from rich.live import Live
-    from rich.table import Table
-    from rich.text import Text
-
-    with Live(auto_refresh=False) as live:
-
-        def show(seen: View) -> None:
-            states = ", ".join(f"{job} {known}" for job, known in seen.states.items())
-            parts: list[Text | Table] = [Text(states, "bold")]
-            parts += [Text(each, "bold red") for each in seen.found]
-            for found in view.tables([seen]):
-                if found.title not in HIDDEN:
-                    made = Table(*found.header, title=found.title, title_justify="left")
-                    for row in found.rows[-SCREEN_ROWS:]:
-                        made.add_row(*map(Text, row))
-                    parts.append(made)
-            live.update(Group(*parts), refresh=True)
-
-        yield show
+def screen(seen: View) -> str:
+    """The states of a run's jobs, its problems, and the tables that change."""
+    shown = [BOLD + ", ".join(f"{job} {known}" for job, known in seen.states.items()) + PLAIN]
+    shown += [f"{RED}{each}{PLAIN}" for each in seen.found]
+    for found in view.tables([seen]):
+        if found.title not in HIDDEN:
+            shown += ["", found.title, *table([found.header, *found.rows[-SCREEN_ROWS:]])]
+    return "\n".join(shown)
 
 
 def lines(view: View) -> Iterator[str]:

@@ -15,7 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
+from fasop.commands import flag
 from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule.events import of_plan
 from megatron_lm.errors import RunError
@@ -95,14 +96,10 @@ class Bubble:
 class PictureConfig:
     """Which events to draw, and where to."""
 
-    job_ids: tuple[str, ...] = field(
-        metadata={"positional": True, "help": "job id, or both ids of a heterogeneous run"}
-    )
-    iterations: str = field(default="last", metadata={"help": "which iterations: 3, 3-5, all or last"})
-    plan: Path | None = field(
-        default=None, metadata={"help": "plan of 'python -m fasop' to draw below the run"}
-    )
-    output: Path = field(default=Path("out.html"), metadata={"help": "HTML page to write"})
+    job_ids: tuple[str, ...] = flag("job id, or both ids of a heterogeneous run", positional=True)
+    iterations: str = flag("which iterations: 3, 3-5, all or last", "last")
+    plan: Path | None = flag("plan of 'python -m fasop' to draw below the run", None)
+    output: Path = flag("HTML page to write", Path("out.html"))
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"all|last|[1-9]\d*(-[1-9]\d*)?", self.iterations):

@@ -19,13 +19,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.text import table
+from fasop.commands import flag
 from fasop.commands import plan as planner
 from fasop.plans.plan import Plan, plans_json
 from fasop.profiling.measure import fit_units
@@ -45,12 +46,10 @@ PLENTY = 1e18  # bit/s: a message costs its latency alone
 class CompareConfig:
     """The size of the runs, and where the results go."""
 
-    stages: int = field(default=2, metadata={"help": "pipeline stages, one process per stage"})
-    global_batch: int = field(
-        default=16, metadata={"help": "sequences per iteration, in micro-batches of one"}
-    )
-    iterations: int = field(default=10, metadata={"help": "iterations per run"})
-    output: Path = field(default=Path("plan_run_compare"), metadata={"help": "folder for the results"})
+    stages: int = flag("pipeline stages, one process per stage", 2)
+    global_batch: int = flag("sequences per iteration, in micro-batches of one", 16)
+    iterations: int = flag("iterations per run", 10)
+    output: Path = flag("folder for the results", Path("plan_run_compare"))
 
     def __post_init__(self) -> None:
         layers = MODELS[MODEL].layers

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from chakra_et import cli, files
 from chakra_et.report.page import figures_page
+from fasop.commands import flag
 from megatron_lm.logs import runs
 from megatron_lm.results import view
 from megatron_lm.results.view import View
@@ -24,9 +25,7 @@ KINDS = ("out", "err", "gpu", "summary")
 class ReportConfig:
     """Which run, and what of it."""
 
-    words: tuple[str, ...] = field(
-        metadata={"positional": True, "help": "job ids, then out, err, gpu or summary"}
-    )
+    words: tuple[str, ...] = flag("job ids, then out, err, gpu or summary", positional=True)
 
     def __post_init__(self) -> None:
         if len(self.words) < 2 or self.words[-1] not in KINDS:
@@ -37,7 +36,8 @@ class ReportConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(ReportConfig, argv, prog="_04_report.sh", description=(__doc__ or "").splitlines()[0])
     *ids, kind = config.words
-    found = runs.find_all(tuple(ids), conf.log_dir())
+    # Both ids of a heterogeneous run are of one run.
+    found = {run.jobs: run for run in (runs.find((job,), conf.log_dir()) for job in ids)}.values()
     if kind == "summary":
         print(write_summary([View(run) for run in found]))
         return 0

@@ -17,10 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from chakra_et import cli, files
+from fasop.commands import flag
 from megatron_lm import saved
 from megatron_lm.errors import RunError
 from megatron_lm.logs import BATCH_OUTPUT, JOBS, LOCAL, SETTINGS
@@ -44,15 +45,13 @@ FIXED = {
 class SubmitConfig:
     """What to submit, and where."""
 
-    words: tuple[str, ...] = field(
-        default=(), metadata={"positional": True, "help": "settings for this run, as NAME=VALUE"}
-    )
-    settings: str = field(default="", metadata={"help": "file of settings, as 'fasop export' writes it"})
-    resume: str = field(default="", metadata={"help": "job id of a run to continue from its last checkpoint"})
-    local: bool = field(default=False, metadata={"help": "run all ranks on this machine, without Slurm"})
-    het: bool = field(default=False, metadata={"help": "heterogeneous: one het job instead of two jobs"})
-    dry_run: bool = field(default=False, metadata={"help": "print what would be submitted; submit nothing"})
-    stop_on_nan: str = field(default="", metadata={"help": "end after N iterations in a row not finite"})
+    words: tuple[str, ...] = flag("settings for this run, as NAME=VALUE", (), positional=True)
+    settings: str = flag("file of settings, as 'fasop export' writes it", "")
+    resume: str = flag("job id of a run to continue from its last checkpoint", "")
+    local: bool = flag("run all ranks on this machine, without Slurm", False)
+    het: bool = flag("heterogeneous: one het job instead of two jobs", False)
+    dry_run: bool = flag("print what would be submitted; submit nothing", False)
+    stop_on_nan: str = flag("end after N iterations in a row whose loss or gradients aren't finite", "")
 
     def __post_init__(self) -> None:
         if self.het and self.local:

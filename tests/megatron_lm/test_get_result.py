@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pty
 import re
 import subprocess
 import time
@@ -19,6 +18,7 @@ from megatron_lm.settings import MODELS
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import Script
 from tests.megatron_lm.written_logs import simple_iteration, write_node
+from tests.terminal import on_a_terminal
 
 SETTINGS = (
     "NODE_RANK: {rank}\nMODEL: small\nNPROC_PER_NODE: 4\nWORLD_SIZE: 8\nGLOBAL_BATCH_SIZE: 64\n"
@@ -210,36 +210,18 @@ def test_watching_ends_with_the_run(log_dir: Path, capsys) -> None:
     assert "Iterations" in Path(said[-1]).read_text()
 
 
-def on_a_terminal(command: list[str | Path], env: dict[str, str]) -> bytes:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(command, env=env, stdout=theirs)
-    os.close(theirs)
-    said = b""
-    while True:
-        try:
-            piece = os.read(ours, 65536)
-        except OSError:
-            break
-        if not piece:
-            break
-        said += piece
-    os.close(ours)
-    assert process.wait(60) == 0
-    return said
-
-
 def test_a_terminal_shows_tables_that_are_refreshed(
     checkout: Path, tiny: dict[str, str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("rich", reason="rich, which is optional, is not installed")
     write_run(tmp_path / "log2", "local-7", "n1", 0, out=ITERATIONS, err="ValueError: x\n")
     (tmp_path / "log2/local-7/n1.state").write_text("exit 1 1700000000\n")
     said = on_a_terminal(
         [checkout / "megatron_lm/get_result.sh", "local-7", "--watch"], tiny | {"TERM": "xterm"}
     )
+    assert b"\033[H\033[J" in said
     text = re.sub(rb"\033\[[0-9;?]*[A-Za-z]", b"", said).decode()
     assert "WRONG: job local-7 is not running: FAILED (exit status 1)" in text
-    assert re.search(r"│ 10 +│ 1.4000 +│ 10 +│ 2 +│ 0.0001 +│", text) and "│ n1 " in text
+    assert re.search(r"\n +10 +1.4000 +10 +2 +0.0001", text) and "\nn1 " in text
     assert text.rstrip().endswith("summary.html")
 
 
