@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -29,18 +28,3 @@ def memo(method: Method) -> Method:
         return result
 
     return remembered  # type: ignore[return-value]
-
-
-Thing = TypeVar("Thing")
-
-
-def sharing(thing: Thing, *own: str) -> Thing:
-    """A copy that shares cached results with the original, now and later, but not those of ``own``."""
-    results: dict[str, Any] = thing.__dict__
-    for name, method in vars(type(thing)).items():
-        if hasattr(method, "__wrapped__"):
-            results.setdefault(f"_memo_{name}", {})
-    made = copy.copy(thing)
-    for name in own:
-        made.__dict__[f"_memo_{name}"] = {}
-    return made

@@ -16,7 +16,7 @@ import numpy as np
 from fasop.exact.memory import activations, held_parameters, stage_gib
 from fasop.exact.passes import Passes, exposed_seconds
 from fasop.inputs.models import Model
-from fasop.memo import memo, sharing
+from fasop.memo import memo
 from fasop.plans import shapes
 from fasop.plans.options import Options, Recompute
 from fasop.plans.plan import StageChoice
@@ -46,13 +46,6 @@ class StageCosts:
         self.model, self.options, self.links = passes.model, passes.options, passes.links
         self.cluster = passes.links.cluster
         self.micro_batches = self.model.global_batch // shape.batch
-        self.by_size: dict[object, dict[object, object]] = {}  # what searches derive from the tables
-
-    def of(self, shape: Shape) -> StageCosts:
-        """The same tables for another number of pipeline stages; both numbers are 1, or both above 1."""
-        made = sharing(self, "boundaries", "embedding_sync")
-        made.shape = shape
-        return made
 
     @memo
     def choices(self, seats: Seats) -> tuple[StageChoice, ...]:

@@ -20,7 +20,6 @@ import numpy as np
 
 Time = Any  # a float, or an array with one value for each candidate
 Numbers = Any  # an integer, or an array of them
-AT_ONCE = 512  # pipelines
 
 
 class Task(NamedTuple):
@@ -74,12 +73,7 @@ def run(
         ends = _ends(program, durations[:, None])[:, 0]
         whole = ends[program.place].tolist()
         return Timeline(whole, ends[program.last].tolist(), ends[program.last_backward].tolist())
-    # Some candidates at a time: what the processor's cache holds is faster.
-    parts = [
-        _ends(program, durations[:, at : at + AT_ONCE])[[program.last, program.last_backward]]
-        for at in range(0, max(durations.shape[1], 1), AT_ONCE)
-    ]
-    stage_end, backward_end = np.concatenate(parts, axis=2)
+    stage_end, backward_end = _ends(program, durations)[[program.last, program.last_backward]]
     return Timeline([], list(stage_end), list(backward_end))
 
 

@@ -32,9 +32,6 @@ class DynamicProgram:
     def __init__(self, costs: StageCosts, counts: NodeCounts, fit: bool = True) -> None:
         """``fit`` False: as if every GPU had memory without end."""
         self.costs, self.counts, self.fit = costs, counts, fit
-        # Shapes that differ in their number of stages alone have these in common.
-        for name in ("_passes", "load", "_stage"):
-            self.__dict__[f"_memo_{name}"] = costs.by_size.setdefault((name, fit), {})
         self.blocks = counts.blocks
         self.stages = costs.shape.pp
         self.units = len(costs.model.units)

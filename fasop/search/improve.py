@@ -27,7 +27,6 @@ FEW = 1000  # assignments of a shape up to which all of them are simulated
 TIE = 1e-6  # of a step, by which uneven stages count as longer: from equal steps the more even leads on
 STARTS = 16  # assignments that are improved
 AGAIN = 4  # of them, from which it goes on once more
-MANY, FIRST = 400, 16  # neighbours of all, of which some of each are simulated before the others
 WORK = 1_000_000  # assignments × stages × micro-batches of one round up to which there are so many
 
 
@@ -217,25 +216,11 @@ class _Pool:
         candidates = Steps(
             self.tables, self.placements, self.which[going].repeat(each), near.reshape(-1, stages)
         )
-        least = candidates.least.reshape(count, each)
         steps, seconds = np.full((2, count, each), np.inf)
-
-        def simulate(chosen: np.ndarray) -> None:
-            (of,) = np.nonzero(chosen.ravel())
-            if of.size:
-                found, uneven = candidates.simulate(of)
-                steps.flat[of], seconds.flat[of] = found, found * (1 + TIE * uneven)
-
-        limits = self.seconds[going][:, None]
-        tried = least < limits
-        if tried.sum() > MANY:
-            # First those with the least bounds: others mostly can't be better than the best of them.
-            first = np.zeros(least.shape, dtype=bool)
-            np.put_along_axis(first, least.argsort(axis=1)[:, :FIRST], True, axis=1)
-            simulate(first & tried)
-            limits = np.minimum(limits, seconds.min(axis=1, keepdims=True)) * SLACK
-            tried &= ~first & (least < limits)
-        simulate(tried)
+        (tried,) = np.nonzero(candidates.least < self.seconds[going].repeat(each))
+        if tried.size:
+            found, uneven = candidates.simulate(tried)
+            steps.flat[tried], seconds.flat[tried] = found, found * (1 + TIE * uneven)
         rows, at = np.arange(count), seconds.argmin(axis=1)
         steps, seconds = steps[rows, at], seconds[rows, at]
         better = seconds < self.seconds[going] / SLACK

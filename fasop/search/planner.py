@@ -54,14 +54,9 @@ class Planner:
         self.iterations, self.idle = iterations, idle
         self.compute = Compute(cost_files, model, options)
         self.passes = Passes(model, self.compute, Communication(cluster), options, max_tp)
-        # Those of shapes that differ in their number of stages alone are in part the same.
         kept = MANY if cluster.gpu_count <= LARGE else 4
-        self._tables = functools.lru_cache(kept)(functools.partial(StageCosts, self.passes))
+        self.tables = functools.lru_cache(kept)(functools.partial(StageCosts, self.passes))
         self.bounds = Bounds(self.passes)
-
-    def tables(self, shape: Shape) -> StageCosts:
-        """The tables of a shape, in part those of shapes with other numbers of stages."""
-        return self._tables(replace(shape, pp=min(shape.pp, 2))).of(shape)
 
     @memo
     def counts(self, gpus_per_stage: int, stages: int) -> NodeCounts:
