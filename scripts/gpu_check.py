@@ -164,18 +164,15 @@ def peers(folder: Path, on_gpu: bool) -> Iterator[Line]:
 
 def _run(words: list[str], folder: Path, whole: bool = False) -> tuple[int, str]:
     """(status, last line, or all that it printed) of a Python program, without a hub."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONPATH": path}
     ran = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=_environment(), capture_output=True, text=True, timeout=300
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
     if whole and not ran.returncode:
         return 0, ran.stdout
     said = [line for line in (ran.stderr or ran.stdout).splitlines() if line.strip()]
     return ran.returncode, said[-1] if said else ""
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONPATH": path}
 
 
 command.EXTRA.update({"training": training, "planner": planner, "peers": peers})

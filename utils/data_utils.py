@@ -73,16 +73,9 @@ class CausalDataset(SquadDataset):
         newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
         self.newline, self.end = np.array(newline, dtype=np.int64), int(tokenizer.eos_token_id)
 
-    def document(self, index: int) -> Ids:
-        """One question and its context, uncut."""
-        question, context = self.pairs[index]
-        return np.concatenate([question, self.newline, context, [self.end]])
-
     def rows(self, index: int) -> dict[str, Ids]:
-        return self.padded(self.document(index)[: self.length])
-
-    def padded(self, ids: Ids) -> dict[str, Ids]:
-        """A sample that begins with ``ids``."""
+        question, context = self.pairs[index]
+        ids = np.concatenate([question, self.newline, context, [self.end]])[: self.length]
         # By position, not by id: padding is <|endoftext|> too, and the real one keeps its label.
         return {
             "input_ids": _fill(ids, self.length, self.end),
@@ -137,7 +130,7 @@ class MaskedDataset(SquadDataset):
             # A text in a script that the vocabulary lacks: without any label its loss would be NaN.
             candidates = np.flatnonzero(ids == self.unknown)
         count = min(len(candidates), max(1, round(MASKED_SHARE * len(candidates))))
-        draw = _generator(self.seed, int(self.epoch), index)
+        draw = np.random.default_rng([self.seed % 2**64, int(self.epoch), index])
         chosen = draw.permutation(candidates)[:count]
         labels = np.full_like(ids, IGNORED)
         labels[chosen] = ids[chosen]
@@ -178,7 +171,3 @@ def _fill(row: Ids, length: int, value: int) -> Ids:
     filled = np.full(length, value, dtype=np.int64)
     filled[: len(row)] = row
     return filled
-
-
-def _generator(*key: int) -> np.random.Generator:
-    return np.random.default_rng([number % 2**64 for number in key])
