@@ -38,7 +38,7 @@ class Config:
 
     plan: str = flag("YAML file of layouts, or file of 'plan --json'", "", positional=True)
     rows: str = flag("CSV of published training runs, in place of a plan", "")
-    rank: int = flag("which plan of a 'plan --json' file, counted from 1", 1)
+    rank: int = flag("which plan of a file of 'plan --json', counted from 1", 1)
     cluster: str = flag("preset or YAML file, instead of the plan's cluster", "")
     models_file: str = flag("YAML file of models", "")
     costs: tuple[str, ...] = flag("cost files, before the published costs", ())
@@ -46,9 +46,7 @@ class Config:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(
-        Config, argv, prog="python -m fasop evaluate", description="Estimate a given plan, without a search."
-    )
+    config = cli.parse(Config, argv, description="Estimate a given plan, without a search.")
     if config.rows:
         return _published(Path(config.rows), config.models_file, config.json)
     if not config.plan:
@@ -102,11 +100,8 @@ def _published(path: Path, models: str, as_json: bool) -> int:
             table.append([run.name, f"{run.seconds:.3f}", f"{step:.3f}", error])
         print("\n".join(text.table(table, right={1, 2, 3})))
     assumed = Counter(what for run in runs for what in run.assumed)
+    assumed += Counter(note for *_, one in found for note in one.notes if "no published" in note)
     notes = [f"note: {count} rows: {what}" for what, count in assumed.items()]
-    for note, count in Counter(
-        note for *_, one in found for note in one.notes if "no published" in note
-    ).items():
-        notes.append(f"note: {count} rows: {note}")
     notes += [f"refused: {count} rows: {reason}" for reason, count in refused(runs).items()]
     print("\n".join(map(printable, notes)), file=sys.stderr)
     return 0 if found else 2

@@ -28,7 +28,7 @@ from fasop.output import report
 from fasop.plans.options import Attention, Options, Recompute
 from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front, plans_json
 
-exact_flag = functools.partial(flag, exact_only=True)  # what the published tool has not
+exact_flag = functools.partial(flag, exact_only=True)  # what the published tool doesn't have
 
 
 @dataclass
@@ -55,15 +55,15 @@ class Config:
     all: bool = flag("every row, including those that do not fit into memory", False)
     oom: bool = flag("show plans that do not fit into memory too", False)
     recipe: Literal["auto", "modern", "plain"] = flag(
-        "modern: FlashAttention, sequence parallelism, sharded optimizer; plain: none but by "
-        "their flags; auto: modern where a model has no measured costs",
+        "modern: FlashAttention, sequence parallelism, sharded optimizer; plain: only what flags turn on; "
+        "auto: modern where a model has no measured costs",
         "auto",
     )
     recompute: Literal["none", "selective", "full", "auto"] = exact_flag(
         "activations computed again in the backward pass; auto: best", "none"
     )
     zero: Literal[0, 1, 2, 3] = flag(
-        "ZeRO stage: shares 1 optimizer states, 2 gradients, 3 parameters too", 0
+        "ZeRO stage: 1 shards optimizer states, 2 gradients as well, 3 parameters as well", 0
     )
     overlap: bool = exact_flag("gradients reduced during the last backward pass", False)
     sequence_parallel: bool = exact_flag("activations between tensor-parallel parts split by tokens", False)
@@ -89,8 +89,8 @@ class Config:
     idle: bool = flag("leave nodes idle where that is faster or cheaper", True)
     global_batch: int | None = flag("sequences per step, if not the model's", None)
     seq: int | None = flag("tokens of a sequence, if not the model's", None)
-    tokens: str = flag("training that is priced, as 300B or 2T tokens", "1T")
-    iterations: int | None = flag("or steps (hpdc24: 12,500,000, as the published tool)", None)
+    tokens: str = flag("tokens of the training that is priced, such as 300B or 2T", "1T")
+    iterations: int | None = flag("its steps, in place of --tokens (hpdc24: 12,500,000)", None)
     models_file: str = flag("YAML file of models", "")
     costs: tuple[str, ...] = flag("cost files of 'profile', before the published costs", ())
     workers: int = flag("processes (0: as many as are worth it)", 0)
@@ -116,7 +116,7 @@ class Config:
         if self.interleave and (self.objective != "time" or self.all):
             raise ValueError("--interleave searches for the shortest step: leave out --objective and --all")
         if self.per_stage and (self.tp or self.dp or self.mbs):
-            raise ValueError("--per-stage has no one --tp, --dp or --mbs: leave them out")
+            raise ValueError("--per-stage chooses them for each stage: leave out --tp, --dp and --mbs")
         if self.cost_model == "hpdc24":
             if self.max_tp > 4:
                 raise ValueError("--cost-model hpdc24 has no --max-tp above 4: use --cost-model exact")
@@ -161,7 +161,7 @@ class Config:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(Config, argv, prog="python -m fasop plan")
+    config = cli.parse(Config, argv)
     if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
         raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
     plans, rows, clusters = found(config)
@@ -264,7 +264,7 @@ def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[st
         "",
         *report.table(plans, f"$ for {steps or config.tokens}"),
         "",
-        *report.reasons(plans, config.objective, config.cost_model == "exact"),
+        *report.reasons(plans, config.objective),
         *(report.faster_flags(plans[0]) if is_computed else []),
         "",
         *report.stages(plans[0]),

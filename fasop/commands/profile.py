@@ -35,7 +35,7 @@ class Config:
     tp: tuple[int, ...] = flag("tensor-parallel degrees", (1,))
     mbs: tuple[int, ...] = flag("micro-batches, sequences", (1,))
     device: Literal["", "cuda", "cpu"] = flag("default: cuda where there is one", "")
-    gpu_name: str = flag("its name in cluster files (default: its own)", "")
+    gpu_name: str = flag("the GPU's name in cluster files (default: PyTorch's name of it)", "")
     precision: Literal["", "float16", "bfloat16", "float32"] = flag("default: float16 on a GPU", "")
     warmup: int = flag("runs before the measured ones", 3)
     repeat: int = flag("measured runs, whose median counts", 10)
@@ -50,7 +50,7 @@ class Config:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(Config, argv, prog="python -m fasop profile", description="Measure layer costs.")
+    config = cli.parse(Config, argv, description="Measure layer costs.")
     model = find_model(config.model, config.models_file)
     # Before minutes of measuring: whether the file can be written.
     if Path(config.output).is_dir():

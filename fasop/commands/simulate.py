@@ -44,7 +44,7 @@ class Config:
     et: bool = flag("write an .et file for every rank, and a folder for ASTRA-sim", False)
     bundle: bool = flag("with --et: the folder that ASTRA-sim runs", True)
     output: str = flag("folder of the .et files", ".")
-    name: str = flag("their name (default: model and cluster)", "")
+    name: str = flag("name of the .et files (default: model and cluster)", "")
 
     def __post_init__(self) -> None:
         if self.picture and not self.picture.endswith(".html"):
@@ -54,9 +54,7 @@ class Config:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(
-        Config, argv, prog="python -m fasop simulate", description="Simulate one step of a plan."
-    )
+    config = cli.parse(Config, argv, description="Simulate one step of a plan.")
     plan = pick_plan(config.plan, config.rank)
     found = events_.of_plan(plan)
     schedule = "1f1b" if plan.virtual_stages == 1 else f"interleaved, {plan.virtual_stages} chunks per stage"

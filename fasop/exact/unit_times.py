@@ -137,9 +137,8 @@ class Compute:
         notes += ["the host's part in the optimizer is assumed: no published run shows it"] * (
             self.options.offload
         )
-        notes += [
-            f"{gpu}: no published run has set {name!r}" for name in guessed(of, self.model, self.options)
-        ]
+        unset = guessed(of, self.model, self.options)
+        notes += [f"{gpu}: the constant {name!r} is a guess: no published run has set it" for name in unset]
         forward = with_host(forward, self.model, self.options, 1 / 3)
         backward = with_host(backward, self.model, self.options, 2 / 3)
         return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes))

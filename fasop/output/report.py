@@ -112,12 +112,10 @@ def _degrees(plan: Plan) -> list[str]:
     return [of_tp, of_dp, depth, of_mbs]
 
 
-def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
-    """Why the first plan is first, and which others may be as good, as sentences.
-
-    exact: plans of the exact model, which has lower bounds and a known error.
-    """
+def reasons(plans: Sequence[Plan], objective: str) -> list[str]:
+    """Why the first plan is first, and which others may be as good, as sentences."""
     first = plans[0]
+    exact = first.cost_model == "exact"  # which has lower bounds and a known error
     compute = [f + b for f, b in zip(first.stage_forward, first.stage_backward, strict=True)]
     slowest = max(range(first.pp), key=lambda i: compute[i])
     busy = first.micro_batches * sum(compute) / (first.pp * first.step_time)
