@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.jobs import losses, read_log
+from tests.terminal import on_a_terminal
+from tests.training.jobs import REPO_ROOT, TINY, losses, read_log
 from utils.training import metrics
 from utils.training.step import learning_rate_at
 from utils.training.trainer import Trainer, convert_traces
@@ -32,6 +37,18 @@ def test_figures_of_the_log(train_alone: Callable[..., Path], capsys: pytest.Cap
     summary = capsys.readouterr().out
     assert "gpt2 tiny: 5 steps on 1 x cpu, loss " in summary
     assert "data: 261 samples of the sample in data/; model: checkpoints/gpt2/best_model" in summary
+
+
+def test_a_terminal_shows_a_bar_below_the_log(tmp_path: Path, data_cache: Path) -> None:
+    command = [sys.executable, str(REPO_ROOT / "gpt2/train.py"), *TINY, *map(str, SHORT), "--max-steps", "4"]
+    environment = os.environ | {"HF_DATASETS_CACHE": str(data_cache), "CUDA_VISIBLE_DEVICES": ""}
+    said = on_a_terminal(command, environment, cwd=tmp_path).decode()
+    last = losses(tmp_path / "checkpoints/gpt2")[4]
+    assert re.search(rf"100%.*4/4 \[.*(step/s|s/step), loss {last:.4f}\]", said)
+    # Each line of the log begins where the bar was.
+    assert len(re.findall(r"[\r\n](?:\x1b\[A)?\d\d:\d\d:\d\d rank 0 INFO step \d/4  loss", said)) == 4
+    plain = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "step 4/4  loss" in plain.stderr and "\r" not in plain.stderr and "%|" not in plain.stderr
 
 
 def test_a_log_that_can_not_be_written_is_one_warning(

@@ -1,4 +1,4 @@
-"""Metrics of a run, written to the log, a JSON-lines file, and TensorBoard or wandb."""
+"""Metrics of a run: a progress bar on a terminal, the log, a JSON-lines file, and TensorBoard or wandb."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import dataclasses
 import json
 import logging
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from chakra_et.files import write_text
 from utils.training.config import TrainConfig
@@ -36,6 +40,11 @@ class Metrics:
         folder, name = Path(config.save_dir), f"{config.family}-{config.model_name}"
         self._publish = publisher(config.report_to, folder, name, dataclasses.asdict(config), self._closing)
         self._file = self._closing.enter_context(_continued(folder / LOG_FILE, first_step))
+        tqdm.monitor_interval = 0  # no thread that watches the bar: data loaders are forked from this process
+        bar = tqdm(total=total_steps, initial=first_step, unit="step", disable=not sys.stderr.isatty())
+        self._bar = self._closing.enter_context(bar)
+        if not bar.disable:  # the log's lines go above it
+            self._closing.enter_context(logging_redirect_tqdm())
 
     def __enter__(self) -> Metrics:
         return self
@@ -53,6 +62,8 @@ class Metrics:
             return
         self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + tokens, self.seconds + seconds
         self.losses = (figures["loss"] if self.steps == 1 else self.losses[0], figures["loss"])
+        self._bar.set_postfix_str(f"loss {figures['loss']:.4f}", refresh=False)
+        self._bar.update()
         if show:
             steps, tokens, seconds = self._shown
             rates = {
