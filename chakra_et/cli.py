@@ -214,6 +214,10 @@ def run(work: Callable[[], int | None], refusal: Refusal, interrupted: str = "in
         return 1
     except OSError as error:
         return _fail(f"error: {error.filename or 'output'}: {error.strerror or error}.", 2)
+    except Exception as error:
+        if not type(error).__module__.startswith(("botocore.", "gcsfs.", "google.", "azure.")):
+            raise
+        return _fail(f"error: the object store can't be used: {error}.", 2)
 
 
 def spellings(flag: argparse.Action) -> list[str]:

@@ -109,3 +109,16 @@ def test_damaged_traces_are_repaired_in_folders_only(capsys: pytest.CaptureFixtu
     path_of("memory://ranks/run_device.json").write_text(json.dumps({"traceEvents": []})[:-3])
     assert main(["repair", "memory://ranks/run_device.json"]) == 1
     assert "copy it to one" in capsys.readouterr().err
+
+
+def test_a_store_without_credentials_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in botocore's traceback."""
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["report", "s3://no-such-ranks/run"]) == 2
+    assert "the object store can't be used: Unable to locate credentials" in capsys.readouterr().err
