@@ -90,8 +90,14 @@ class PredictConfig(SizeFlags):
     json: bool = option("print JSON", False)
 
     def __post_init__(self) -> None:
+        for flag in () if self.name else ("scale", "resize"):
+            # A flag with several values also takes the NAME behind them.
+            *values, last = getattr(self, flag) or ("=",)
+            if "=" not in last:
+                self.name = last
+                setattr(self, flag, tuple(values))
         if not self.name:
-            raise ValueError("name the run to predict before the flags: predict NAME --scale …")
+            raise ValueError("name the run to predict: predict NAME --scale …")
         super().__post_init__()
         if self.gpu_kernels is not None and not 0 <= self.gpu_kernels < math.inf:
             raise ValueError(f"--gpu-kernels {self.gpu_kernels:g}: use a factor from 0 on")
@@ -104,20 +110,14 @@ class PredictConfig(SizeFlags):
             other = "--accumulate" if self.accumulate else "--bucket-mb"
             raise ValueError(f"{other} changes what DDP does: leave it out, or --shard {self.shard}")
         if self.topology and (self.bandwidth or self.latency):
-            raise ValueError(
-                "--topology has bandwidth and latency of its own: give it or --bandwidth/--latency"
-            )
+            raise ValueError("--topology has its own bandwidth and latency: leave the flags of these out")
         if self.output is not None and not Path(self.output).name:
             raise ValueError(f"--output {self.output!r} must end in the NAME of the files to write")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = parse(
-        PredictConfig,
-        argv,
-        description="Predict the step time of a run under changed conditions. Give NAME before the flags.",
-    )
+    config = parse(PredictConfig, argv, description="Predict step times under changed conditions.")
     if config.output:
         refuse_existing(run_at(config.output))
     run = load_run(config.name, config.comm_groups, config.allow_missing_ranks, config.skeletons)

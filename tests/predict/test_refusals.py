@@ -239,10 +239,14 @@ def test_a_network_file_that_is_no_model_gets_no_words_of_python(tmp_path: Path)
             read_model(tmp_path / "net.json")
 
 
-def test_the_name_comes_before_the_flags(capsys: pytest.CaptureFixture) -> None:
+def test_the_name_may_come_after_the_flags(capsys: pytest.CaptureFixture) -> None:
+    """It had to come first: --scale and --resize take several values."""
+    for flags in (["--scale", "aten=2", "mm=3"], ["--resize", "3=4"], ["--dp", "2"]):
+        assert main(["predict", *flags, "no/gpt2"]) == 2
+        assert "no/gpt2: neither a file nor the NAME of NAME.0.et" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["predict", "--scale", "aten=2", "outputs/gpt2"])
-    assert "name the run to predict before the flags" in capsys.readouterr().err
+        main(["predict", "--scale", "aten=2"])
+    assert "name the run to predict" in capsys.readouterr().err
 
 
 def test_files_of_measurements_have_the_short_flag(capsys: pytest.CaptureFixture) -> None:
