@@ -33,6 +33,7 @@ from chakra_et.job.mesh import (
     stages_of,
 )
 from chakra_et.job.operators import ENGINE, GRADIENT, Operators, operators_of
+from chakra_et.job.operators import inside as rows_inside
 from chakra_et.transform.stages import Segment, one_f_one_b, segments_of
 from tests.simulate.replay_traces import collective, cpu, make_trace, recv
 
@@ -204,3 +205,4 @@ def test_operators_are_inside_the_first_node_too() -> None:
     inside = {"kind": "operator", "lane": 0}
     found = operators_of(make_trace(cpu(1, 9, **inside), cpu(2, 5, parent=1, **inside)), "made")
     assert (found.parent.tolist(), found.top.tolist(), found.tops) == ([-1, 0], [0, 0], {0: [0]})
+    assert rows_inside(found.trace, [1]).tolist() == [-1, 0], "the last node holds itself alone"

@@ -7,6 +7,8 @@ import pytest
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.matching import match
+from chakra_et.simulate.replays import missing_order
 from tests.simulate.replay_traces import (
     collective,
     cpu,
@@ -254,3 +256,19 @@ def test_attributes_of_another_kind_are_ignored(replay, name, value):
 def test_group_name_may_be_a_number(replay):
     traces = [make_trace(collective(1, 5 + rank, group=3)) for rank in range(2)]
     assert times(replay(traces), 1) == [(0, 5)]
+
+
+def test_collectives_of_two_groups_with_the_same_ranks_need_an_order() -> None:
+    """On each rank the two run on streams of their own, and nothing says which is first."""
+    order = [1, 2], [2, 1]
+    nodes = (
+        [collective(at, 10, group=str(of), stream=of, comm_type=0) for at, of in enumerate(each, 1)]
+        for each in order
+    )
+    traces = [make_trace(*each) for each in nodes]
+    graph = build_graph(traces, [0, 1])
+    groups = {"1": [0, 1], "2": [0, 1]}
+    pairs = missing_order(graph, match(graph, groups))
+    assert [[graph.groups[graph.group[node]] for node in pair] for pair in pairs.tolist()] == [["1", "2"]] * 2
+    # One group alone holds nothing up: the other's are unmatched, as a member isn't there.
+    assert not len(missing_order(graph, match(graph, {"1": [0, 1], "2": [0, 1, 2]})))

@@ -17,7 +17,9 @@ from tests.simulate.replay_traces import collective, cpu, make_trace
 
 
 def test_heads_of_a_batch_change_with_it_and_with_the_sequence() -> None:
-    sizes = Sizes(4, 10, frozenset({(64, 64)}), frozenset(), heads=2, width=32)
+    """As many places as a sequence has tokens are no size of a layer."""
+    places = (10, 64)
+    sizes = Sizes(4, 10, frozenset({(64, 64), places}), frozenset({places}), heads=2, width=32)
     resized = resizing(sizes, 8, 30, "made")
     shapes = {(8, 10, 32): (16, 30, 32), (80, 32): (480, 32), (4, 2, 10, 9): (8, 2, 30, 29)}
     assert {shape: resized(shape) for shape in shapes} == shapes
