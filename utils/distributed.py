@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from chakra_et.capture import gloo
+from chakra_et.redact import redacted
 from utils.watch import (
     PeerFailure,
     Watch,
@@ -64,9 +65,12 @@ class World:
 
 
 def setup_logging(rank: int) -> None:
-    """Log to stderr; ranks other than 0 log warnings only."""
+    """Log to stderr, without secrets; ranks other than 0 log warnings only."""
     form = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
     logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", force=True)
+    (handler,) = logging.getLogger().handlers
+    line = handler.format
+    handler.format = lambda record: redacted(line(record))  # type: ignore[method-assign]
     for name in ("chakra_et", "utils", "gpt2", "bert", "__main__"):
         logging.getLogger(name).setLevel(logging.WARNING if rank else logging.INFO)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,20 +17,15 @@ from typing import Any
 from torch.autograd.profiler import record_function
 from torch.distributed import ProcessGroup
 
-OPERATIONS = (
-    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced",
-    "_allgather_base", "allgather_into_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced",
-    "gather", "scatter", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced",
-    "reduce_scatter_single", "reduce_scatter_single_coalesced",
-    "alltoall", "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource",
-)  # fmt: skip
+OPERATIONS = re.compile("_?(all|reduce|gather|scatter|broadcast|barrier|send|recv)")
+"""The beginnings of the names of the methods of a group that communicate."""
 PREFIX = "process_group:"
 
 
 @contextlib.contextmanager
 def named_groups() -> Iterator[None]:
     """Label the operations of all process groups with their group."""
-    originals = {name: vars(ProcessGroup)[name] for name in OPERATIONS if name in vars(ProcessGroup)}
+    originals = {name: each for name, each in vars(ProcessGroup).items() if OPERATIONS.match(name)}
     for name in originals:
         setattr(ProcessGroup, name, _labelled(getattr(ProcessGroup, name)))
     try:

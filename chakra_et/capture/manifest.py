@@ -10,7 +10,6 @@ Layout (``manifest_version`` 1; file names are relative to the manifest's folder
     schedule       {wait_steps, warmup_steps, active_steps}
     world_size, backend
     process_groups [{name, description, backend, ranks}]: global ranks
-    step_times     {source, unit} of the ranks' step_times_us
     missing_ranks  [rank]: ranks that did not report
     ranks          [{rank, host, pid, device, complete, reason, files, steps, unfinished_step, structure_step,
                      step_times_us {step: µs}, untraced_step_times_us {step: µs}, check}]
@@ -18,6 +17,7 @@ Layout (``manifest_version`` 1; file names are relative to the manifest's folder
       steps        numbers of the traced steps that ran to their end
       unfinished_step  number of a step that is in the traces but was cut short, or null
       structure_step   number of the step that the host trace covers; its times hold the observer's cost
+      step_times_us    by the device trace's annotations; those of untraced steps by the host's clock
       check        {linkable, host_nodes, device_events, linked, unlinked, ended_early, problems}
 """
 
@@ -48,7 +48,6 @@ from chakra_et.names import SIDES, RunFiles, Side, gz, parse_trace
 from chakra_et.redact import redacted
 
 MANIFEST_VERSION = 1
-STEP_TIME_SOURCE = "ProfilerStep annotations of the device trace; untraced steps: host clock"
 
 _log = logging.getLogger("chakra_et.capture")
 
@@ -199,7 +198,6 @@ def build_manifest(records: dict[int, dict[str, Any]], world_size: int, **facts:
         "world_size": world_size,
         "backend": facts["backend"],
         "process_groups": list(groups.values()),
-        "step_times": {"source": STEP_TIME_SOURCE, "unit": "us"},
         "missing_ranks": missing,
         "ranks": [
             {key: value for key, value in records[rank].items() if key != "process_groups"}

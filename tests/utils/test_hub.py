@@ -197,3 +197,21 @@ def test_hub_then_its_cache(tmp_path: Path, repo_root: Path) -> None:
         assert source == "the sample in data/"
         assert f"{cache}: the cached squad can't be read (" in log
         assert "using the sample in data/ instead (261 training questions, not SQuAD's 87,599)" in log
+
+
+def test_the_log_has_no_password_of_the_hub(repo_root: Path) -> None:
+    code = (
+        "import logging; from utils.data.config import hub_problem; "
+        "from utils.distributed import setup_logging; setup_logging(0); "
+        "logging.getLogger('utils').info('no tokenizer: %s', hub_problem())"
+    )
+    environment = os.environ | {"HF_ENDPOINT": "http://me:X1y2z3@127.0.0.1:1", "HF_HUB_OFFLINE": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=repo_root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "X1y2z3" not in done.stderr and "INFO no tokenizer: http://[redacted]@127.0.0.1:1" in done.stderr
