@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.graph import communication
 from chakra_et.convert.pair import Converted, PairOptions, convert_pair
+from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.traces.sets import Pair
 from tests.generator.hand_made import call, kernel, op, write_kineto
@@ -136,3 +138,12 @@ def test_nccl_kernels_launched_before_the_recording_are_inferred_from_later_step
     at = np.flatnonzero(trace.types == NodeType.COMM_COLL)
     assert trace.column("comm_size")[at].tolist() == [4096, 1024] * 3
     assert converted.report.warnings["communication-inferred"] == 2
+
+
+def test_a_pattern_that_never_ends_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"kernels": [{"pattern": "(a|a)*$b", "operation": "all_reduce"}]}))
+    limit = communication.time_limit
+    monkeypatch.setattr(communication, "time_limit", lambda seconds, error: limit(seconds / 50, error))
+    with pytest.raises(TraceError, match="table.json: a pattern takes too long to match"):
+        convert(tmp_path, "a" * 60, table)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from chakra_et.errors import TraceError, reason
+from chakra_et.errors import TraceError, reason, time_limit
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.files import read_json
 from chakra_et.findings import Findings
@@ -103,16 +103,10 @@ class Communications:
 
 SENDRECV = "sendrecv"
 TABLE = Path(__file__).with_name("communication_kernels.json")
-_BY_WORD: dict[str, Operation] = {kind.name.lower(): kind for kind in CollectiveType}
-_BY_WORD |= {"send": NodeType.COMM_SEND, "recv": NodeType.COMM_RECV}
+_BY_WORD: dict[str, Operation] = {"send": NodeType.COMM_SEND, "recv": NodeType.COMM_RECV}
+_BY_WORD |= {kind.name.lower(): kind for kind in CollectiveType}
 # In the order in which they are looked for in a name, as some are parts of others.
-_WORDS = ("barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast") + (
-    "scatter",
-    "gather",
-    "send",
-    "recv",
-    "reduce",
-)
+_WORDS = "barrier all_reduce all_gather reduce_scatter all_to_all broadcast scatter gather send recv reduce"
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,7 @@ def operation_named(name: str) -> Operation | None:
     letters = re.sub(r"[^a-z]", "", name.lower())
     if SENDRECV in letters:
         return None
-    return next((_BY_WORD[word] for word in _WORDS if word.replace("_", "") in letters), None)
+    return next((_BY_WORD[word] for word in _WORDS.split() if word.replace("_", "") in letters), None)
 
 
 @functools.cache
@@ -158,13 +152,15 @@ def _patterns(path: Path) -> tuple[Pattern, ...]:
 
 def communication_names(names: list[str], added: str = "") -> dict[int, Pattern]:
     """Index of each communication kernel in ``names`` → its row of the table, first of those in the user's
-    file ``added``."""
+    file ``added``. Raises ``TraceError`` for a pattern that never ends."""
     patterns = _patterns(Path(added)) if added else ()
     patterns += _patterns(TABLE) if any(names) else ()
     found = {}
-    for code, name in enumerate(names):
-        # Template arguments contain other names and can be thousands of characters long.
-        match = next((row for row in patterns if row.pattern.search(name[:200])), None)
-        if match:
-            found[code] = match
+    slow = TraceError(f"{added}: a pattern takes too long to match: give simpler ones.")
+    with time_limit(10 + len(names) / 1000, slow):
+        for code, name in enumerate(names):
+            # Template arguments contain other names and can be thousands of characters long.
+            match = next((row for row in patterns if row.pattern.search(name[:200])), None)
+            if match:
+                found[code] = match
     return found
