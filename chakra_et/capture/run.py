@@ -92,6 +92,9 @@ class _Trace:
     outermost module without gradients.
     """
 
+    follows = False
+    """Whether steps of this process are counted."""
+
     def __init__(self, config: TraceConfig, step_on: str):
         self.config, self.step_on = config, step_on
         self.stepping: Any = None
@@ -100,6 +103,7 @@ class _Trace:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Count the steps in this process and those that it starts, and finish the trace however it ends."""
+        _Trace.follows = True
         _after_each_call(self.step, self.step_on)
         if not self.step_on:
             _after_each_step(self.step)
@@ -171,6 +175,9 @@ class _Trace:
 
 def _follow(work: Callable[[], None], config: TraceConfig, step_on: str) -> None:
     """Do the work of a process that the script has started, with the same trace."""
+    if _Trace.follows:  # a forked process has the hooks of its parent
+        work()
+        return
     with _Trace(config, step_on).following():
         work()
 

@@ -165,7 +165,7 @@ if __name__ == "__main__":
 
 
 SUBCLASS = """
-class Worker(mp.get_context("spawn").Process):
+class Worker(mp.get_context("START").Process):
     def __init__(self, *values):
         super().__init__()
         self.values = values
@@ -176,19 +176,20 @@ class Worker(mp.get_context("spawn").Process):
 if __name__"""
 
 
-@pytest.mark.parametrize("subclass", [False, True])
-def test_processes_that_the_script_spawns_are_followed(project: Path, subclass: bool) -> None:
+@pytest.mark.parametrize("subclass", ["", "spawn", "fork"])
+def test_processes_that_the_script_spawns_are_followed(project: Path, subclass: str) -> None:
     script = SPAWNING
     if subclass:
         work = "workers = [Worker(rank, port) for rank in range(2)]"
         calls = [f"[each.{call}() for each in workers]" for call in ("start", "join")]
         script = script.replace("mp.spawn(train, (port,), nprocs=2)", "\n    ".join([work, *calls]))
-        script = script.replace("if __name__", SUBCLASS.lstrip(), 1)
+        script = script.replace("if __name__", SUBCLASS.lstrip().replace("START", subclass), 1)
     (project / "code" / "spawn.py").write_text(script)
     done = run(project, "code/spawn.py", CHAKRA_TRACE="outputs/t", CHAKRA_TRACE_ACTIVE="2")
     assert done.returncode == 0, done.stderr
     manifest = load(project / "outputs" / "t_manifest.json")
     assert (manifest["complete"], manifest["world_size"]) == (True, 2), done.stderr
+    assert "another" not in done.stderr
 
 
 def test_a_process_that_is_forked_while_recording_leaves_the_trace_alone(project: Path) -> None:
