@@ -13,6 +13,7 @@ one GPU: mean error, all and from 20 µs on, signed, weighted by time, median, a
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -140,6 +141,12 @@ def read(folder: Path, name: str, columns: Sequence[str]) -> Any:
     return rows
 
 
+@functools.cache
+def _say(text: str) -> None:
+    """On the standard error, once."""
+    print(text, file=sys.stderr)
+
+
 def by_gpu(rows: Any, columns: Sequence[str]) -> Iterator[tuple[Gpu, str, Any]]:
     """GPU, a second name and rows; on the standard error, what each name was taken for."""
     for (name, other), each in rows.groupby(list(columns), observed=True):
@@ -148,7 +155,7 @@ def by_gpu(rows: Any, columns: Sequence[str]) -> Iterator[tuple[Gpu, str, Any]]:
             print(f"{name} is no GPU of gpus.json: {len(each)} rows are left out", file=sys.stderr)
             continue
         if gpu.name != name:
-            print(f"{name} is taken for {gpu.name}", file=sys.stderr)
+            _say(f"{name} is taken for {gpu.name}")
         yield gpu, str(other), each
 
 

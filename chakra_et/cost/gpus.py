@@ -48,10 +48,8 @@ class Gpu:
 
     def peak(self, type_name: str) -> float:
         """Operations per second of matrix products of this type of number."""
-        for name in _PRECISIONS.get(type_name, ()):
-            if name in self.peaks:
-                return self.peaks[name]
-        return self.peaks["16 bit"]
+        known = (self.peaks[name] for name in _PRECISIONS.get(type_name, ()) if name in self.peaks)
+        return next(known, self.peaks["16 bit"])
 
     def __hash__(self) -> int:
         return hash(self.name)

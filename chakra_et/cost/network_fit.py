@@ -153,14 +153,10 @@ def _sample(entry: dict[str, object]) -> Sample:
 
 def _costs(sample: Sample) -> list[float]:
     """ns of a sample for β = 1 ns per byte, 1 ns per call, α = 1 ns, γ = 1 ns per byte, each alone."""
-    count = sample.ranks
-    topologies = (
-        Topology.flat(count, 1e9, 0.0),
-        Topology.flat(count, math.inf, 0.0, call_ns=1.0),
-        Topology.flat(count, math.inf, 1.0),
-        Topology.flat(count, math.inf, 0.0, reduce_bandwidth=1e9),
-    )
-    return [collective_time(sample.kind, sample.size, range(count), each) for each in topologies]
+    free = NetworkModel(0.0, 0.0, math.inf, math.inf, 0.0, 0, "")
+    alone = [replace(free, bandwidth=1e9), replace(free, call_ns=1.0)]
+    alone += [replace(free, latency_ns=1.0), replace(free, reduce_bandwidth=1e9)]
+    return [each.time(sample.kind, sample.size, sample.ranks) for each in alone]
 
 
 def _rate(ns_per_byte: float) -> float:

@@ -183,19 +183,12 @@ class GpuModel:
             return self._product(work)
         if work.kind == "attention" and work.size and not work.tested:
             return self._fused_attention(work)
-        return self._launched(work, self.of(work.kind, "launch") + self._taken(work))
+        beyond = {"attention": self._attention, "convolution": self._convolution}.get(work.kind, self._moving)
+        return self._launched(work, self.of(work.kind, "launch") + beyond(work))
 
     def _launched(self, work: OperatorCall, alone: float) -> float:
         """In a queue, the GPU's own work of starting a kernel counts too, and bounds small ones."""
         return alone if work.idle else max(alone + self.of("queue", "more"), self.of("queue", "least"))
-
-    def _taken(self, work: OperatorCall) -> float:
-        """Beyond the launch."""
-        if work.kind == "attention":
-            return self._attention(work)
-        if work.kind == "convolution":
-            return self._convolution(work)
-        return self._moving(work)
 
     def _moving(self, work: OperatorCall) -> float:
         """What a kernel takes that mostly moves numbers."""
