@@ -51,7 +51,7 @@ def test_the_commands_run(tmp_path: Path, free_port: int) -> None:
     assert "iteration 20 : " in said and "of 2 ranks" in said and "\npipeline, ms " in said
     assert (
         said.count("#SBATCH --nodes=7") == 2
-        and "#SBATCH --mem=0" in said
+        and "#SBATCH --exclusive --mem=0" in said
         and (tmp_path / "out.html").exists()
     )
 
