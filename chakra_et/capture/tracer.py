@@ -127,11 +127,8 @@ class ChakraTracer:
         atexit.unregister(gloo.wait_until_idle)  # once per process, however many traces it makes
         atexit.register(gloo.wait_until_idle)
         # PyTorch crashes if it still records while the interpreter shuts down.
-        atexit.register(self._close)
+        atexit.register(self.__exit__, None, None, None)
         return self
-
-    def _close(self) -> None:
-        self.__exit__(None, None, None)
 
     def describe(self, model: Any, config: dict[str, Any]) -> None:
         """Put the model's class and size, and its configuration, into the manifest, unless that has other
@@ -209,7 +206,7 @@ class ChakraTracer:
 
     def _end_watching(self) -> None:
         self.finished = True
-        atexit.unregister(self._close)
+        atexit.unregister(self.__exit__)
         self._groups_named.close()
 
     def _finish(self, reason: str | None, held: list[int]) -> None:

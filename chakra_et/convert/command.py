@@ -234,8 +234,7 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
         print(printable(line), file=sys.stderr)
     converted = [outcome for result in results for outcome in result.good.values()]
     kept = sum(outcome.kept for outcome in converted)
-    folders = ", ".join(sorted({str(result.traces.folder) for result in results}))
-    where = printable(folders or config.output or config.dir)
+    where = printable(", ".join(sorted({str(result.traces.folder) for result in results})))
     also = f", {kept} kept" if kept else ""
     line = f"{len(converted) - kept} files written to {where}{also}"
     print(f"{line}; {failed} of {len(results)} runs with errors.")

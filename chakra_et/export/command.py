@@ -24,6 +24,7 @@ from typing import IO, Literal
 from chakra_et import cli
 from chakra_et.convert.inputs import device_traces, files_of, find_run
 from chakra_et.errors import TraceError
+from chakra_et.et.sets import RankSet
 from chakra_et.export import events, tables
 from chakra_et.files import atomic_file
 from chakra_et.redact import redacted_json
@@ -89,6 +90,8 @@ def export(config: ExportConfig) -> None:
         print(f"{output}: look at it by `tensorboard --logdir {output}`")
         return
     whole = bool(traces) and not notes
+    for note in chosen.notes if whole and isinstance(chosen, RankSet) else ():
+        print(f"warning: {note}", file=sys.stderr)
     source = partial(events.recorded_events, traces) if whole else partial(events.node_events, load(chosen))
     write = events.write_perfetto if form == "perfetto" else events.write_chrome
     count = _write(Path(output), partial(write, source))

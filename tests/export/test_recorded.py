@@ -124,6 +124,15 @@ def test_a_trace_that_has_changed_or_gone_is_said(tmp_path: Path, capsys: pytest
     )
 
 
+def test_what_is_wrong_with_the_et_files_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The campaign's command 57 of seed 515: with --allow-missing-ranks, a changed file passed in silence."""
+    run = converted(tmp_path, trace())
+    path = Path(f"{run}.0.et")
+    path.write_bytes(path.read_bytes()[:-40])
+    assert main(["export", str(run), "--allow-missing-ranks", "-o", str(tmp_path / "e")]) == 0
+    assert f"warning: {path} isn't the file that the conversion wrote" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("file", PUBLIC)
 def test_public_traces_keep_slices_and_depth(tmp_path: Path, file: str) -> None:
     source = shared_path("data/traces/public", file) / file
