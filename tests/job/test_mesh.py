@@ -9,9 +9,9 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
-from chakra_et.job.mesh import Mesh, axes_of, find_mesh, forward_uses, mesh_of, stages_of
+from chakra_et.job.mesh import Mesh, axes_of, find_mesh, forward_uses, mesh_of, message_distances, stages_of
 from tests.astra.sets import write_set
-from tests.simulate.replay_traces import collective, cpu, make_trace
+from tests.simulate.replay_traces import collective, cpu, make_trace, recv, send
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,11 @@ def test_descriptions_name_axes(description: str, axes: str) -> None:
 
 def test_a_mesh_that_is_given_counts() -> None:
     assert find_mesh("made", {}, {}, 8, "tp2 pp=2") == Mesh(2, 2, 2)
+
+
+def test_messages_of_known_ends_tell_how_far_ranks_are_apart() -> None:
+    sends = [send(1, 5, 2, comm_src=0), send(2, 5, 0, comm_src=3), send(3, 5, 7, comm_src=-1), send(4, 5, 1)]
+    assert message_distances([make_trace(*sends), make_trace(recv(1, 5, 9))]) == {2, 3}
 
 
 def test_device_meshes_by_name_make_a_mesh() -> None:
