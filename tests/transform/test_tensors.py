@@ -8,10 +8,10 @@ import numpy as np
 
 from chakra_et.et.columns import TensorInfo
 from chakra_et.job.mesh import Mesh
-from chakra_et.job.operators import GRADIENT
+from chakra_et.job.operators import GRADIENT, operators_of
 from chakra_et.transform.changes import RankTraces
 from chakra_et.transform.reductions import _last_in
-from chakra_et.transform.tensors import Sizes, resizing, with_shards
+from chakra_et.transform.tensors import Sizes, find_sizes, resizing, with_shards
 from tests.job.test_gradients import two_passes
 from tests.simulate.replay_traces import collective, cpu, make_trace
 
@@ -53,3 +53,21 @@ def test_an_operator_without_others_inside_ends_with_itself() -> None:
     operators = two_passes()
     cpu_rows = np.flatnonzero(operators.lane == 0)
     assert (_last_in(operators, cpu_rows, 0), _last_in(operators, cpu_rows, 2)) == (0, 8)
+
+
+def test_batch_sequence_and_heads_are_told_by_look_ups_and_tensors_of_four_dimensions() -> None:
+    operator = {"kind": "operator", "lane": 0}
+    names = ["aten::embedding", "aten::embedding", "aten::embedding", "aten::bmm", "aten::bmm", GRADIENT]
+    trace = make_trace(*(cpu(at, 1, name=name, parent=0, **operator) for at, name in enumerate(names, 1)))
+    looked_up = [b"[[300,64],[4,10]]", *[b"[[50,64],[9,9]]"] * 2]  # the largest table is that of tokens
+    for attention, heads in (
+        ([b"[[4,2,10,32]]", b"[[4,10,10,10]]"], (2, 32)),  # batch, heads, tokens, width
+        ([b"[[4,10,2,32]]", b"[[9,9,9,9]]"], (2, 32)),  # batch, tokens, heads, width
+        ([b"[[10,4,2,32]]", b"[[4,7,5,8]]"], (2, 32)),  # tokens, batch, heads, width
+        ([b"[[4,7,5,8]]", b"[[7,10,3,8]]"], (0, 0)),
+    ):
+        shapes = [*looked_up, *attention, b"[[64,64]]"]
+        info = TensorInfo(np.arange(6), [b"[]"] * 6, shapes, [b'["Tensor(float)","Tensor(float)"]'] * 6)
+        found = find_sizes({0: operators_of(replace(trace, inputs=info), "made")}, "made")
+        assert (found.batch, found.sequence, found.heads, found.width) == (4, 10, *heads)
+        assert found.tables == {(300, 64), (50, 64)} and found.parameters == {*found.tables, (64, 64)}
