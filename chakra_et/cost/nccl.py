@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import geometric_mean
+from statistics import geometric_mean, harmonic_mean
 from typing import Any
 
 import numpy as np
@@ -97,8 +97,8 @@ class NcclNode:
     def time(self, kind: CollectiveType, size: Any, ranks: int) -> Any:
         """ns of a collective of ``size`` bytes (a number or an array of them) among ``ranks`` GPUs.
 
-        Between the numbers of GPUs that were measured, by the logarithms; beyond, each further rank adds the
-        latency that the last ones added.
+        Between the numbers of GPUs that were measured, by the logarithms; beyond, each further rank adds its
+        steps.
         """
         chosen = _LIKE.get(kind, kind)
         size = np.asarray(size, dtype=float) * (bus_factor(kind, ranks) / bus_factor(chosen, ranks))
@@ -119,11 +119,8 @@ class NcclNode:
     def latency(self, ranks: int) -> float:
         """ns of a small all-reduce."""
         counts = sorted(self.latency_ns)
-        if ranks <= counts[-1]:
-            return float(np.interp(ranks, counts, [self.latency_ns[count] for count in counts]))
-        before, last = counts[-2:]
-        rise = (self.latency_ns[last] - self.latency_ns[before]) / (last - before)
-        return self.latency_ns[last] + (ranks - last) * rise
+        measured = float(np.interp(ranks, counts, [self.latency_ns[count] for count in counts]))
+        return measured + 2 * max(ranks - counts[-1], 0) * launch_and_step(self.latency_ns)[1]
 
     def _at(self, kind: CollectiveType, size: Any, ranks: int) -> Any:
         x, y = self.curves[kind, ranks]
@@ -135,10 +132,16 @@ class NcclNode:
 def first_bytes(kind: CollectiveType, ranks: int, latency_ns: Mapping[int, float]) -> float:
     """ns of a small collective, by those of all-reduces among several numbers of GPUs: a launch, and 2(p−1)
     steps among p GPUs; once around a ring is half of them, and an all-to-all sends and receives."""
-    around, counts = ranks - 1, sorted(latency_ns)
-    step = (latency_ns[counts[-1]] - latency_ns[counts[0]]) / (2 * max(counts[-1] - counts[0], 1))
+    around = ranks - 1
     fewer = {CollectiveType.ALL_REDUCE: 0, CollectiveType.ALL_TO_ALL: 2 * around - 2}.get(kind, around)
-    return max(latency_ns[ranks] - fewer * max(step, 0.0), min(latency_ns.values()) / 2)
+    return max(latency_ns[ranks] - fewer * launch_and_step(latency_ns)[1], min(latency_ns.values()) / 2)
+
+
+def launch_and_step(latency_ns: Mapping[int, float]) -> tuple[float, float]:
+    """ns of both in small all-reduces among several numbers of GPUs."""
+    few, many = min(latency_ns), max(latency_ns)
+    step = max(latency_ns[many] - latency_ns[few], 0.0) / (2 * max(many - few, 1))
+    return max(latency_ns[few] - 2 * (few - 1) * step, latency_ns[few] / 2), step
 
 
 def measured_node(name: str, entry: Mapping[str, Any]) -> NcclNode:
@@ -160,8 +163,9 @@ def measured_node(name: str, entry: Mapping[str, Any]) -> NcclNode:
 def unmeasured_node(name: str, link: str, bandwidth: float, known: Mapping[str, NcclNode]) -> NcclNode:
     """A node that wasn't measured, from the ``known`` ones by GPU and their links' bandwidths.
 
-    Latency, and bus bandwidth as a share of the link's, are the geometric means over the known nodes with the
-    same kind of link, PCIe or not; so are the curves. One box with PCIe tells little of others: their curve
+    A step, and bus bandwidth as a share of the link's, are the geometric means over the known nodes with the
+    same kind of link, PCIe or not; so are the curves. A launch is the host's work and knows no link: launches
+    per second are the mean over all known nodes. One box with PCIe tells little of others: their curve
     is the mean of its own and that of ``_by_protocols``.
     """
     groups: dict[bool, list[tuple[NcclNode, float]]] = {}
@@ -169,7 +173,9 @@ def unmeasured_node(name: str, link: str, bandwidth: float, known: Mapping[str, 
         groups.setdefault(each.link == "PCIe", []).append((each, networks.gpu(*each.name.split()).bandwidth))
     same = groups.get(link == "PCIe") or [each for group in groups.values() for each in group]
     counts = sorted(set.intersection(*(set(node.bus) for node, _ in same)))
-    latency = {count: geometric_mean([node.latency_ns[count] for node, _ in same]) for count in counts}
+    launch = harmonic_mean([launch_and_step(node.latency_ns)[0] for node in known.values()])
+    step = geometric_mean([launch_and_step(node.latency_ns)[1] for node, _ in same])
+    latency = {count: launch + 2 * (count - 1) * step for count in counts}
     bus = {count: bandwidth * geometric_mean([node.bus[count] / of for node, of in same]) for count in counts}
     curves = _mean_curves([node.curves for node, _ in same])
     if link == "PCIe" and False in groups:
