@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from chakra_et.cost.gpus import Gpu
+from chakra_et.cost.products import moved
 
 _PRIOR = {
     "burst": (0.66, 0.15),
@@ -76,11 +77,9 @@ def attention_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarr
     splits = np.minimum(np.maximum(np.floor(1 / waves), 1), np.maximum(keys / _LEAST_SPLIT, 1))
     longest = keys / splits * per_key * parameters["single"]
 
-    def memory(moved: np.ndarray) -> np.ndarray:
-        found = np.clip(1.5 - moved / (gpu.cache / gpu.parts), 0, 1)
-        loaded = moved * (1 - found) / (gpu.memory / 1e6 * parameters["memory"])
-        taken: np.ndarray = loaded + moved * found / (64 * gpu.units * clock * parameters["cache"])
-        return taken
+    def memory(count: np.ndarray) -> np.ndarray:
+        found = np.clip(1.5 - count / (gpu.cache / gpu.parts), 0, 1)
+        return moved(gpu, parameters, count * (1 - found), count * found)
 
     kept = 2 * batch * size * 2 * shared * keys
     passed = (2 * 2 * batch * size * heads * queries + kept) * np.where(backward, 2, 1)

@@ -21,7 +21,6 @@ STEP = 0.005
 _SIZE, _OCTAVES, _NOISE, _OUTLIER = 0.1, 3.0, 0.08, 1.5
 """Of a model's errors: standard deviation, in how many octaves of a size they change, the noise of single
 shapes, and how many times it makes an outlier."""
-_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -37,24 +36,17 @@ class Grid:
 
     def at(self, points: np.ndarray) -> np.ndarray:
         """The logarithms for ``points[R, D]``; float[R]."""
-        below, share, near = [], [], np.ones(len(points))
+        ends, near = [], np.ones(len(points))
         for sizes, values in zip(self.axes, points.T, strict=True):
             place = np.interp(np.log(values), np.log(sizes), np.arange(len(sizes)))
-            low = np.minimum(place.astype(int), max(len(sizes) - 2, 0))
-            below.append(low)
-            share.append(place - low)
+            low = place.astype(int)
+            ends.append(((low, 1 - place + low), (np.minimum(low + 1, len(sizes) - 1), place - low)))
             near *= np.minimum(sizes[-1] / values, 1) * np.minimum(values / sizes[0], 1)
         total = np.zeros(len(points))
-        for corner in itertools.product((0, 1), repeat=len(self.axes)):
-            weight = near.copy()
-            for up, part in zip(corner, share, strict=True):
-                weight *= part if up else 1 - part
-            index = tuple(
-                np.minimum(low + up, len(sizes) - 1)
-                for low, up, sizes in zip(below, corner, self.axes, strict=True)
-            )
-            total += weight * self.logs[index]
-        return total
+        for corner in itertools.product(*ends):
+            index, weights = zip(*corner, strict=True)
+            total += np.prod(weights, axis=0) * self.logs[index]
+        return near * total
 
 
 @dataclass(frozen=True)
@@ -66,9 +58,8 @@ class Nearby:
 
     def at(self, points: np.ndarray) -> np.ndarray:
         """The logarithms of measured over modelled times for ``points[R, D]``; float[R]."""
-        parts = range(0, len(points), _ROWS)
-        found = [_covariance(np.log2(points[at : at + _ROWS]), self.places) @ self.weights for at in parts]
-        return np.concatenate([np.zeros(0), *found])
+        found: np.ndarray = _covariance(np.log2(points), self.places) @ self.weights
+        return found
 
 
 def nearby(points: np.ndarray, logs: np.ndarray) -> Nearby:

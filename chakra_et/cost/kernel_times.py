@@ -100,11 +100,7 @@ def kernel_times(gpu: Gpu) -> KernelTimes:
     found: dict[str, grids.Grid] = {}
     for name, part in ((gpu.like, LIKE), (gpu.name, 1.0)):
         parameters |= loaded.get(name, {})
-        found |= {
-            key.removeprefix(f"{name} "): grid.faded(part)
-            for key, grid in known.items()
-            if name and key.startswith(f"{name} ")
-        }
+        found |= {kind: known[f"{name} {kind}"].faded(part) for kind in MODELS if f"{name} {kind}" in known}
     parameters |= {kind: dict(values) for kind, values in gpu.measured.items() if kind in MODELS}
     near = {
         kind: Nearby(np.array(rows)[:, :-1], np.array(rows)[:, -1])

@@ -32,7 +32,7 @@ GDDR = {"burst": 0.74, "hot": 0.6}
 """Of GPUs with GDDR: an RTX PRO 6000 Server Edition reaches 417 TFLOP/s in single products of bfloat16, and
 both editions 360 in long ones (zzc0721/torch-performance-test-data, issues 160 and 162, 2026)."""
 FLOAT = {"burst": 0.9, "hot": 2.0, "load": 6.0}
-"""Of products without tensor cores."""
+"""Of products without tensor cores, whose clocks fall no further when they last."""
 AMD = {"burst": 0.65, "hot": 0.6, "fill": 4500.0}
 """MI300X: 669 of 1307 TFLOP/s at best (S. Bekman, Machine Learning Engineering, 2024)."""
 POWER = {"HBM": (0.2, 0.3), "GDDR": (0.5, 1.0), "float": (1.3, 1.3)}
@@ -111,7 +111,7 @@ def product_micros(
         m, n, k, sets = points[:, 1:].T
         found = _found(gpu, sets * (3 * m * k + k * n) + 2 * m * n)
         read = _QUANTISED * 3 * m * k
-        taken = taken + parameters["launch"] + _moved(gpu, parameters, read * (1 - found), read * found)
+        taken = taken + parameters["launch"] + moved(gpu, parameters, read * (1 - found), read * found)
     return taken
 
 
@@ -121,7 +121,7 @@ def _found(gpu: Gpu, kept: np.ndarray) -> np.ndarray:
     return found
 
 
-def _moved(gpu: Gpu, parameters: Mapping[str, float], loaded: np.ndarray, found: np.ndarray) -> np.ndarray:
+def moved(gpu: Gpu, parameters: Mapping[str, float], loaded: np.ndarray, found: np.ndarray) -> np.ndarray:
     """µs for bytes from memory, and from L2."""
     cached = found / (64 * gpu.units * gpu.clock / 1e6 * parameters["cache"])
     taken: np.ndarray = loaded / (gpu.memory / 1e6 * parameters["memory"]) + cached
@@ -155,15 +155,15 @@ def _micros(
     load = parameters["load"] * peak / gpu.units * (256 + 128) / (256 * 128) * item / 2  # bytes per µs
     moving = waves * ((high + wide) * depth * item + high * wide * written) / load
 
-    moved = batch * ((m * k + k * n) * item + m * n * written)
+    passed = batch * ((m * k + k * n) * item + m * n * written)
     kept = batch * (sets * (m * k + k * n) * item + m * n * written)
     found = _found(gpu, kept)
     waiting = rounds * depth / _ALONG[0] * parameters["step"] / clock * (1 - found * (1 - _WARM_STEP))
-    loaded = moved * (1 - found)
+    loaded = passed * (1 - found)
     if lines:
         side = m if lines == "rows" else np.minimum(m, n)
         loaded = np.maximum(loaded, _loaded_again(gpu, side, m * n, k))
-    memory = _moved(gpu, parameters, loaded, moved * found)
+    memory = moved(gpu, parameters, loaded, passed * found)
 
     bound = (arithmetic**_NORM + moving**_NORM + waiting**_NORM + memory**_NORM) ** (1 / _NORM)
     summed = parameters["split"] + 2 * 4 * parts * batch * m * n / (load * gpu.units)
