@@ -53,27 +53,27 @@ def converted(folder: Path, name: str) -> Run:
 
 def complete(folder: Path, on_gpu: bool) -> Iterator[Line]:
     """Every kernel is in the .et files, and the graph takes as long as the real step."""
-    size: dict[str, Any] = {"layers": 2, "hidden": 128}
-    if on_gpu:
-        size = {"layers": 12, "hidden": 768, "batch": 8, "seq": 512}
+    large = {"layers": 12, "hidden": 768, "batch": 8, "seq": 512}
+    size: dict[str, Any] = large if on_gpu else {"layers": 2, "hidden": 128}
     tiny: dict[str, Any] = {"layers": 2, "hidden": 64, "batch": 1, "seq": 16}
     cases = [
-        (Workload("eager", **size), 1),
-        (Workload("host-bound", **tiny), 1),
-        (Workload("compiled", mode="compile", **tiny), 1),
-        (Workload("checkpointed", mode="checkpoint", **size), 1),
-        (Workload("gloo", backend="gloo", **(size | {"layers": 2})), 2),
-        (Workload("graphs", mode="graphs", **size), 1),
-        (Workload("nccl", backend="nccl", **size), 1),
+        Workload("eager", **size),
+        Workload("host-bound", **tiny),
+        Workload("compiled", mode="compile", **tiny),
+        Workload("checkpointed", mode="checkpoint", **size),
+        Workload("gloo", backend="gloo", **(size | {"layers": 2})),
+        Workload("graphs", mode="graphs", **size),
+        Workload("nccl", backend="nccl", **size),
     ]
-    for given, ranks in cases:
+    for given in cases:
         if not on_gpu and given.name in ("graphs", "nccl"):
             yield not_run(given.name, "needs a GPU")
         else:
-            yield from guarded(given.name, _captured(given, ranks, folder, on_gpu))
+            yield from guarded(given.name, _captured(given, folder, on_gpu))
 
 
-def _captured(given: Workload, ranks: int, folder: Path, on_gpu: bool) -> Iterator[Line]:
+def _captured(given: Workload, folder: Path, on_gpu: bool) -> Iterator[Line]:
+    ranks = 2 if given.backend == "gloo" else 1
     untraced = launched(replace(given, trace=str(folder)), ranks)["untraced_ms"]
     yield from judged(converted(folder, given.name), untraced, on_gpu)
 

@@ -40,10 +40,9 @@ class DoctorConfig:
     cpu: bool = field(default=False, metadata={"help": "run on the CPU although there is a GPU"})
 
     def __post_init__(self) -> None:
-        known = [*PARTS, *EXTRA]
-        unknown = [each for each in self.part if each not in known]
-        if unknown:
-            raise ValueError(f"--part {unknown[0]}: use {', '.join(known)}")
+        for each in self.part:
+            if each not in (known := [*PARTS, *EXTRA]):
+                raise ValueError(f"--part {each}: use {', '.join(known)}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,11 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in results.parts and not config.again:
             print(f"{name}: done before (--again repeats it)")
             continue
-        if name in EXTRA:
-            check = EXTRA[name]
-        else:
-            module, function = PARTS[name]
-            check = getattr(import_module(f"chakra_et.doctor.{module}"), function)
+        module, function = PARTS.get(name, ("", ""))
+        check = EXTRA.get(name) or getattr(import_module(f"chakra_et.doctor.{module}"), function)
         place = folder / name
         place.mkdir(exist_ok=True)
         print(f"{name}:", flush=True)

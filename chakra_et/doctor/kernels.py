@@ -75,16 +75,14 @@ def told(model: GpuModel, kind: str, rows: np.ndarray) -> np.ndarray:
     """What the model of a GPU says of the shapes, µs [shape]."""
     if kind in ("16 bit", "attention"):
         return model.kernels.micros(kind, rows)
-    works = []
-    for row in rows.tolist():
-        count = float(np.prod(row))
-        if kind == "normalization":
-            works.append(OperatorCall(kind, 5 * count, 4 * count, row=row[1]))
-        elif kind == "elementwise":
-            works.append(OperatorCall(kind, count, 6 * count))
-        else:
-            works.append(OperatorCall("elementwise", count, _OPTIMIZER_BYTES * count, type="float"))
-    return np.array([model.micros(work) for work in works])
+    count = rows.prod(axis=1).astype(float)
+    if kind == "normalization":
+        calls = [OperatorCall(kind, 5 * n, 4 * n, row=row) for n, row in zip(count, rows[:, 1], strict=True)]
+    elif kind == "elementwise":
+        calls = [OperatorCall(kind, n, 6 * n) for n in count]
+    else:
+        calls = [OperatorCall("elementwise", n, _OPTIMIZER_BYTES * n, type="float") for n in count]
+    return np.array([model.micros(each) for each in calls])
 
 
 def check(folder: Path, on_gpu: bool) -> Iterator[Line]:
@@ -105,12 +103,10 @@ def check(folder: Path, on_gpu: bool) -> Iterator[Line]:
     measured = gpu_model(str(table))
     yield equal("measure-gpu's table", "read again", "read again")
     known = gpus.by_driver(torch.cuda.get_device_name(0)) if on_gpu else None
+    if known is None:
+        yield not_run("mean errors by the table of GPUs", "this GPU isn't in it")
+    models = {f"as {known}": gpu_model(known)} if known else {}
     for kind, times in taken.items():
-        for model in (gpu_model(known) if known else None, measured):
-            what = f"{kind}: mean error of {len(times)} shapes, "
-            if model is None:
-                yield not_run(f"{what}by the table of GPUs", "this GPU isn't in it")
-                continue
+        for way, model in (models | {"by measure-gpu": measured}).items():
             off = float(np.abs(told(model, kind, points[kind]) / times - 1).mean())
-            way = "by measure-gpu" if model is measured else f"as {known}"
-            yield at_most(f"{what}{way}", off, MOST[kind], on_gpu)
+            yield at_most(f"{kind}: mean error of {len(times)} shapes, {way}", off, MOST[kind], on_gpu)

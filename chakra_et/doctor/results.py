@@ -52,11 +52,9 @@ class Results:
     def __init__(self, folder: Path, machine: dict[str, str]) -> None:
         self.file, self.page = folder / "doctor.json", folder / "doctor.md"
         self.machine = machine
-        self.parts: dict[str, list[Line]] = {}
-        if self.file.is_file():
-            known = json.loads(self.file.read_text())
-            if known["machine"] == machine:
-                self.parts = {of: [Line(**each) for each in lines] for of, lines in known["parts"].items()}
+        known = json.loads(self.file.read_text()) if self.file.is_file() else {}
+        parts = known["parts"] if known.get("machine") == machine else {}
+        self.parts = {of: [Line(**each) for each in lines] for of, lines in parts.items()}
 
     def add(self, part: str, lines: Iterable[Line]) -> list[Line]:
         """Keep what a part found, in place of what it found before."""

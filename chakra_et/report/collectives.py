@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.node_attributes import splits
 from chakra_et.report.run import COMM_NAMES, ReportRun
 
-_TYPES = dict(zip(COMM_NAMES, CollectiveType, strict=False))
+MESSAGES = "send", "receive"
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,9 @@ class Collective:
 
 def bus_factor(kind: str, ranks: int) -> float | None:
     """Bus bandwidth over algorithm bandwidth, None for a type without one."""
-    if kind in ("send", "receive"):
-        return 1.0
-    known = _TYPES.get(kind)
-    return None if known in (None, CollectiveType.BARRIER) else nccl.bus_factor(known, ranks)
+    if kind in ("barrier", "unknown"):
+        return None
+    return 1.0 if kind in MESSAGES else nccl.bus_factor(_type(kind), ranks)
 
 
 def whole_bytes(kind: str, size: int, ranks: int) -> int:
@@ -53,24 +53,24 @@ def whole_bytes(kind: str, size: int, ranks: int) -> int:
 
     A scatter's ``comm_size`` is what one rank takes out, except on its root.
     """
-    known = _TYPES.get(kind)
-    if known is None or known is CollectiveType.SCATTER:
-        return size * ranks if known else size
-    return int(nccl.whole_bytes(known, size, ranks))
+    if kind == "scatter":
+        return size * ranks
+    return size if kind in (*MESSAGES, "unknown") else int(nccl.whole_bytes(_type(kind), size, ranks))
+
+
+def _type(kind: str) -> CollectiveType:
+    return CollectiveType(COMM_NAMES.index(kind))
 
 
 def _usual_ns(gpu: str, kind: str, size: int, ranks: int) -> float | None:
     """What NCCL takes among GPUs of one node, None where that isn't known or the ranks need several nodes."""
-    known = _TYPES.get(kind)
-    if not gpu or size <= 0 or (known is None and kind not in ("send", "receive")):
-        return None
     try:
-        if ranks > networks.gpu(gpu).domain:
+        if not gpu or size <= 0 or kind == "unknown" or ranks > networks.gpu(gpu).domain:
             return None
         node = nccl.node(gpu, "")
     except TraceError:
         return None
-    return node.message(size) if known is None else float(node.time(known, size, ranks))
+    return node.message(size) if kind in MESSAGES else float(node.time(_type(kind), size, ranks))
 
 
 def collectives(run: ReportRun) -> list[Collective]:
@@ -81,18 +81,20 @@ def collectives(run: ReportRun) -> list[Collective]:
     keys, which = np.unique(np.stack([kind, size, graph.group[node]]), axis=1, return_inverse=True)
     which = which.reshape(-1)
     transfer = (run.end_ns - run.start_ns - run.wait_ns)[node]
-    first, members_of = _first_arrival(run), group_members(run)
+    first, members_of = np.full(len(run.operations), np.iinfo(np.int64).max), group_members(run)
+    matched = run.operations.of_node >= 0
+    np.minimum.at(first, run.operations.of_node[matched], run.start_ns[matched])
     found = []
     for number, (code, each, group) in enumerate(keys.T.tolist()):
         own = node[which == number]
         name = COMM_NAMES[code]
-        message = name in ("send", "receive")
+        message = name in MESSAGES
         members = 2 if message else len(members_of[group])
         operation = np.unique(run.operations.of_node[own])
         operation = operation[operation >= 0]
         last = run.operations.last[operation]
         skew = run.start_ns[last] - first[operation]
-        late, times = np.unique(graph.trace_of[last], return_counts=True)
+        late = Counter(graph.trace_of[last].tolist())
         whole = whole_bytes(name, each, members)
         mean = float(transfer[which == number].mean())
         algorithm = whole / mean if whole > 0 and mean > 0 and name != "barrier" else None
@@ -111,7 +113,7 @@ def collectives(run: ReportRun) -> list[Collective]:
                 bus=None if algorithm is None or factor is None else algorithm * factor,
                 skew_ns=(float(skew.mean()), int(skew.max())) if len(skew) else None,
                 usual_bus=usual and factor and whole * factor / usual,
-                last={run.ranks[at]: n for at, n in zip(late.tolist(), times.tolist(), strict=True)},
+                last={run.ranks[at]: late[at] for at in sorted(late)},
             )
         )
     return sorted(found, key=lambda each: (-each.transfer_ns * each.count, each.type, each.bytes, each.group))
@@ -127,14 +129,6 @@ def group_members(run: ReportRun) -> list[list[int]]:
         every = range(max(sizes, default=0)) if name == "0" else ()
         found.append(run.groups.get(name) or sorted({*every, *(run.ranks[at] for at in users)}))
     return found
-
-
-def _first_arrival(run: ReportRun) -> np.ndarray:
-    """When the first member of each operation arrived, int64[K]."""
-    first = np.full(len(run.operations), np.iinfo(np.int64).max)
-    node = np.flatnonzero(run.operations.of_node >= 0)
-    np.minimum.at(first, run.operations.of_node[node], run.start_ns[node])
-    return first
 
 
 def split_imbalance(run: ReportRun) -> str:

@@ -60,14 +60,11 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     columns.add("start", units(start_ns[order]), delta=True)
     columns.add("length", np.maximum(units(end_ns[order]) - units(start_ns[order]), 0))
     name, names = run.names[0], list(run.names[1])
-    known: dict[str, int] = {}
-    for at, text in enumerate(names):
-        known.setdefault(text, at)
+    known = {text: at for at, text in reversed(list(enumerate(names)))}
+    of_slice = []
     for text in stacks.names:
-        if text not in known:
-            known[text] = len(names)
-            names.append(text[:LONGEST_NAME])
-    of_slice = [known[text] for text in stacks.names]
+        of_slice.append(known.setdefault(text[:LONGEST_NAME], len(names)))
+        names += [text[:LONGEST_NAME]] * (of_slice[-1] == len(names))
     columns.add("name", in_rows(name, np.array(of_slice, dtype=np.int64)[stacks.name]))
     columns.add("kind", in_rows(run.node_kinds, stacks.kind))
     columns.add("phase", in_rows(run.codes("phase", PHASES)[0] + 1))
@@ -104,20 +101,12 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     columns.add("comm_wait", units(run.wait_ns[node]))
     columns.add("comm_operation", run.operations.of_node[node] + 1)
 
-    memory, first = [], 0
+    memory, end = [], 0
     found = [*curves(run), *queues(run)]
     for each in found:
-        end = first + len(each.node)
-        memory.append(
-            [
-                each.rank,
-                next(iter(each.lines())).removesuffix(" allocated"),
-                first,
-                end,
-                each.reserved is not None,
-            ]
-        )
-        first = end
+        first, end = end, end + len(each.node)
+        label = next(iter(each.lines())).removesuffix(" allocated")
+        memory.append([each.rank, label, first, end, each.reserved is not None])
     if found:
         held = [each.allocated * 0 if each.reserved is None else each.reserved for each in found]
         columns.add("memory_time", units(np.concatenate([each.time_ns for each in found])), delta=True)

@@ -88,8 +88,5 @@ def _many_ranks(config: ReportConfig) -> RunFiles | None:
 
 
 def _tell(config: ReportConfig, found: dict[str, Any], output: Path, size: int) -> None:
-    if config.json:
-        print(json.dumps(found | {"page": str(output)}))
-        return
-    print("\n".join(found["headline"]))
-    print(f"{output}: {size / 1e6:.1f} MB, open it in a browser")
+    told = [*found["headline"], f"{output}: {size / 1e6:.1f} MB, open it in a browser"]
+    print(json.dumps(found | {"page": str(output)}) if config.json else "\n".join(told))

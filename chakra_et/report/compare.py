@@ -13,6 +13,7 @@ files that can't be used.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,18 +137,16 @@ def side(run: ReportRun) -> Side:
 
 def calls_by_path(calls: list[Call]) -> dict[tuple[str, str], tuple[int, ...]]:
     """("call", names from the outermost call on) → time of host and device, without calls inside; count."""
-    own = [[call.host_ns, call.device_ns, call.count] for call in calls]
+    found = defaultdict[tuple[str, str], tuple[int, ...]](lambda: (0, 0, 0))
     paths: list[str] = []
     for call in calls:
         name = call.name.replace("/", "∕")[:LONGEST_NAME]
         paths.append(f"{paths[call.above]}/{name}" if call.above >= 0 else name)
+        host, device, count = found["call", paths[-1]]
+        found["call", paths[-1]] = host + call.host_ns, device + call.device_ns, count + call.count
         if call.above >= 0:
-            own[call.above][0] -= call.host_ns
-            own[call.above][1] -= call.device_ns
-    found: dict[tuple[str, str], tuple[int, ...]] = {}
-    for path, times in zip(paths, own, strict=True):
-        before = found.get(("call", path), (0, 0, 0))
-        found["call", path] = tuple(a + b for a, b in zip(before, times, strict=True))
+            host, device, count = found["call", paths[call.above]]
+            found["call", paths[call.above]] = host - call.host_ns, device - call.device_ns, count
     return found
 
 
@@ -184,13 +183,10 @@ def notes(sides: list[Side]) -> list[str]:
     """What bounds each run, and what makes a comparison doubtful."""
     found = [f"{each['name']}: {each['diagnosis'].lines()[0]}" for each in sides if each["diagnosis"]]
     if whole := ", ".join(each["name"] for each in sides if each["steps"] == 0 and each["base"] != "planned"):
-        found.append(
-            f"no steps in {whole}: whole traces are compared, which may hold different numbers of steps"
-        )
+        found.append(f"no steps in {whole}: whole traces are compared, which may have other numbers of steps")
     if len({each["base"] for each in sides}) > 1:
-        found.append(
-            "times of different origin: " + ", ".join(f"{each['name']} {each['base']}" for each in sides)
-        )
+        origins = ", ".join(f"{each['name']} {each['base']}" for each in sides)
+        found.append(f"times of different origin: {origins}")
     if all(None in each.self_ns for each in match(sides, "entries")):
         found.append("the runs have no operator or kernel in common")
     return found
@@ -198,14 +194,10 @@ def notes(sides: list[Side]) -> list[str]:
 
 def compare_content(sides: list[Side]) -> dict[str, Any]:
     """The JSON of the page; ``assets/compare.js`` shows it. Lists are in the order of the runs."""
-    runs = []
-    for at, each in enumerate(sides):
-        more = {
-            "speedup": speedup(sides, at),
-            "strong_scaling": strong_scaling(sides, at),
-            "diagnosis": each["diagnosis"] and each["diagnosis"].as_json(),
-        }
-        runs.append({name: value for name, value in (each | more).items() if name not in TABLES})
+    runs = [{name: value for name, value in each.items() if name not in TABLES} for each in sides]
+    for at, each in enumerate(runs):
+        each["speedup"], each["strong_scaling"] = speedup(sides, at), strong_scaling(sides, at)
+        each["diagnosis"] = each["diagnosis"] and each["diagnosis"].as_json()
     return {
         "made_by": MADE_BY,
         "notes": notes(sides),
@@ -231,15 +223,19 @@ def lines(sides: list[Side], top: int) -> list[str]:
     text = table(rows, right=range(1, len(rows[0])))
     text += [f"note: {note}" for note in notes(sides)]
     matched = match(sides, "entries")
-    classes = [(each, each.self_ns) for each in match(sides, "classes")]
-    text += _listed("Kernels and copies by class", sides, classes, top)
-    for title, kinds in (("host", HOST_KINDS), ("device", DEVICE_KINDS)):
-        of_kind = [(each, each.self_ns) for each in matched if each.kind in kinds]
-        text += _listed(f"What changed most on the {title}", sides, of_kind, top)
-    launching = [
-        (each, each.device_ns) for each in matched if each.kind == "operator" and any(each.device_ns)
-    ]
-    return text + _listed("Device time of the operators that launched it", sides, launching, top)
+    launching = (each for each in matched if each.kind == "operator" and any(each.device_ns))
+    for title, found in {
+        "Kernels and copies by class": [(each, each.self_ns) for each in match(sides, "classes")],
+        "What changed most on the host": [
+            (each, each.self_ns) for each in matched if each.kind in HOST_KINDS
+        ],
+        "What changed most on the device": [
+            (each, each.self_ns) for each in matched if each.kind in DEVICE_KINDS
+        ],
+        "Device time of the operators that launched it": [(each, each.device_ns) for each in launching],
+    }.items():
+        text += _listed(title, sides, found, top)
+    return text
 
 
 def _listed(title: str, sides: list[Side], found: list[tuple[Matched, Times]], top: int) -> list[str]:

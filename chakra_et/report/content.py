@@ -143,12 +143,12 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
         parts = shares(trace) if run.base == "measured" else None
         overhead = parts.overhead if parts else None
         problems = report.get("problems")
-        reasons = [str(text) for text in problems] if isinstance(problems, list) else []
-        if error is not None and abs(error) > WORST_REPLAY_PERCENT:
+        reasons = list(map(str, problems)) if isinstance(problems, list) else []
+        if abs(error or 0) > WORST_REPLAY_PERCENT:
             reasons.append(f"the replay is off by {error:+.1f}%: dependencies are missing or wrong")
         if linked is not None and linked < LEAST_LINKED:
             reasons.append(f"only {linked:.1%} of the host operators are in the device trace")
-        if overhead is not None and overhead > WORST_OVERHEAD:
+        if (overhead or 0) > WORST_OVERHEAD:
             reasons.append(f"no event explains {overhead:.0%} of this rank's critical path")
         findings = [
             [kind, str(each.get("text", each.get("id", ""))), _count(each)]
@@ -175,10 +175,8 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
 
 def headline(run: ReportRun, steps: list[ReportStep], diagnosis: Diagnosis | None) -> list[str]:
     """The run in a few sentences: its size, the diagnosis, and memory."""
-    names = {step.name for step in steps}
-    whole = names == {WHOLE}
-    mean = duration(float(np.mean([step.lasts_ns for step in steps])))
-    most = duration(max(step.lasts_ns for step in steps))
+    names, lasting = {step.name for step in steps}, [step.lasts_ns for step in steps]
+    whole, mean, most = names == {WHOLE}, duration(float(np.mean(lasting))), duration(max(lasting))
     found = [
         f"{plural(len(run.ranks), 'rank')}, {plural(0 if whole else len(names), 'step')}: "
         f"{mean} {'for the whole trace' if whole else 'per step'}"
@@ -222,28 +220,26 @@ def lacks(run: ReportRun, steps: list[ReportStep]) -> list[str]:
 def facts(run: ReportRun) -> list[list[str]]:
     """What ran, as [label, text], from the manifest where there is one."""
     manifest = run.manifest
-    found: list[tuple[str, Any]] = [("created", manifest.get("created"))]
-    found += [(name.replace("_", " "), each) for name, each in sorted(_mapping(manifest.get("run")).items())]
-    versions = {name: each for name, each in _mapping(manifest.get("versions")).items() if each}
     unfinished = manifest and manifest.get("complete") is not True
-    found += [
-        ("versions", versions),
-        ("schedule", _mapping(manifest.get("schedule"))),
-        ("backend", manifest.get("backend")),
-        ("incomplete", (manifest.get("reason") or "yes") if unfinished else ""),
-        ("ranks", len(run.ranks)),
-        ("uneven all-to-alls", split_imbalance(run)),
-        ("nodes", f"{len(run.graph):,}"),
-        ("dependencies", f"{len(run.graph.source):,}"),
-        ("conversion", run.conversion.get("engine")),
-    ]
-    rows = []
-    for label, value in found:
+    found: dict[str, Any] = {
+        "created": manifest.get("created"),
+        **{name.replace("_", " "): each for name, each in sorted(_mapping(manifest.get("run")).items())},
+        "versions": {name: each for name, each in _mapping(manifest.get("versions")).items() if each},
+        "schedule": _mapping(manifest.get("schedule")),
+        "backend": manifest.get("backend"),
+        "incomplete": (manifest.get("reason") or "yes") if unfinished else "",
+        "ranks": len(run.ranks),
+        "uneven all-to-alls": split_imbalance(run),
+        "nodes": f"{len(run.graph):,}",
+        "dependencies": f"{len(run.graph.source):,}",
+        "conversion": run.conversion.get("engine"),
+    }
+    for label, value in found.items():
         if isinstance(value, Mapping):
-            value = ", ".join(f"{name} {each}" for name, each in value.items())
-        if value not in (None, "", []):
-            rows.append([label, str(value)[:LONGEST_FACT]])
-    return rows
+            found[label] = ", ".join(f"{name} {each}" for name, each in value.items())
+    return [
+        [label, str(value)[:LONGEST_FACT]] for label, value in found.items() if value not in (None, "", [])
+    ]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -41,11 +41,10 @@ def many_content(files: RunFiles, found: Mapping[str, np.ndarray]) -> tuple[dict
     own = parts[[PARTS.index(part) for part in OWN]].sum(axis=0)
     mesh, notes = _mesh(files, len(ranks))
     listed = outliers(ranks, parts, own, mesh)
-    mean = np.nanmean(parts, axis=2)
+    mean, total = np.nanmean(parts, axis=2), found["total_ns"]
     by_own = np.argsort(-np.nanmedian(own, axis=1), kind="stable").tolist()
     middle = by_own[max(len(by_own) // 2 - 1, 0) :][:BESIDE]
-    total = found["total_ns"]
-    names = ", ".join(str(each["rank"]) for each in listed[:NAMED])
+    names = ", ".join(str(each["rank"]) for each in listed[:NAMED]) + ", …" * (len(listed) > NAMED)
     columns = PackedColumns()
     columns.add("own", np.nan_to_num(own / 1000).round().reshape(-1))
     content = {
@@ -55,8 +54,7 @@ def many_content(files: RunFiles, found: Mapping[str, np.ndarray]) -> tuple[dict
             f"{plural(len(ranks), 'rank')}, {plural(len(steps), 'step')}: "
             f"{duration(float(np.median(total)))} per step in the median, "
             f"at most {duration(float(total.max()))}.",
-            f"Ranks that stand out: {len(listed)}"
-            + (f" ({names}{', …' if len(listed) > NAMED else ''})." if listed else "."),
+            f"Ranks that stand out: {len(listed)}{f' ({names})' if listed else ''}.",
         ],
         "notes": [*notes, f"what bounds the run, and what changes gain: chakra-et diagnose {files.name}"],
         "ranks": ranks.tolist(),
@@ -93,24 +91,25 @@ def outliers(
     limit = np.maximum(DEVIATIONS * SCALE * np.nanmedian(np.abs(excess), axis=0), LEAST)
     slow_steps = (excess > limit).sum(axis=1)
     often = slow_steps > max(1.0, OFTEN * own.shape[1])
-    mean = np.nanmean(parts, axis=2)
-    beyond = mean - np.median(mean, axis=1, keepdims=True)
-    found = []
-    for at in np.argsort(-score, kind="stable").tolist():
-        if often[at] or (deviations[at] > DEVIATIONS and score[at] > LEAST):
-            rank = int(ranks[at])
-            axes = () if mesh is None else zip(("tp", "dp", "pp"), mesh.place(rank), strict=True)
-            found.append(
-                {
-                    "rank": rank,
-                    "excess": float(score[at]),
-                    "deviations": float(deviations[at]),
-                    "steps": int(slow_steps[at]),
-                    "mostly": max(OWN, key=lambda part: beyond[PARTS.index(part), at]),  # noqa: B023
-                    "place": ", ".join(f"{axis} {number}" for axis, number in axes),
-                }
-            )
-    return found
+    mean = np.nanmean(parts, axis=2)[[PARTS.index(part) for part in OWN]]
+    mostly = (mean - np.median(mean, axis=1, keepdims=True)).argmax(axis=0)
+
+    def place(rank: int) -> str:
+        axes = () if mesh is None else zip(("tp", "dp", "pp"), mesh.place(rank), strict=True)
+        return ", ".join(f"{axis} {number}" for axis, number in axes)
+
+    return [
+        {
+            "rank": int(ranks[at]),
+            "excess": float(score[at]),
+            "deviations": float(deviations[at]),
+            "steps": int(slow_steps[at]),
+            "mostly": OWN[mostly[at]],
+            "place": place(int(ranks[at])),
+        }
+        for at in np.argsort(-score, kind="stable").tolist()
+        if often[at] or (deviations[at] > DEVIATIONS and score[at] > LEAST)
+    ]
 
 
 def _mesh(files: RunFiles, world: int) -> tuple[Mesh | None, list[str]]:
@@ -134,8 +133,8 @@ def _axes(ranks: np.ndarray, own: np.ndarray, mesh: Mesh | None) -> list[dict[st
     mean = np.nanmean(own, axis=1)
     found = []
     for axis, place in places.items():
-        count, sums = np.bincount(place), np.bincount(place, mean)
-        if (count > 0).sum() > 1:
-            pairs = zip(sums.tolist(), count.tolist(), strict=True)
-            found.append({"axis": axis, "ns": [round(ns / ranks) if ranks else None for ns, ranks in pairs]})
+        pairs = zip(np.bincount(place, mean).tolist(), np.bincount(place).tolist(), strict=True)
+        means = [round(ns / ranks) if ranks else None for ns, ranks in pairs]
+        if len(means) - means.count(None) > 1:
+            found.append({"axis": axis, "ns": means})
     return found

@@ -100,10 +100,9 @@ class ReportRun:
     @cached_property
     def parent(self) -> np.ndarray:
         """The node of the enclosing operator of each node, int64[N], -1 for none."""
-        found = []
-        for trace, node in zip(self.traces, self.graph.scatter(np.arange(len(self.graph))), strict=True):
-            row = np.where(trace.column("parent", -1) >= 0, parents(trace), -1)
-            found.append(np.where(row >= 0, node[row], -1))
+        nodes = self.graph.scatter(np.arange(len(self.graph)))
+        rows = [np.where(trace.column("parent", -1) >= 0, parents(trace), -1) for trace in self.traces]
+        found = [np.where(row >= 0, node[row], -1) for row, node in zip(rows, nodes, strict=True)]
         return self.graph.gather(found)
 
     @cached_property
@@ -117,9 +116,8 @@ class ReportRun:
         name = self.graph.gather(of_trace)
         used = np.bincount(name, minlength=len(known))
         by_use = np.argsort(-used, kind="stable")[: int((used > 0).sum())]
-        rank = np.zeros(len(known), dtype=np.int64)
+        texts, rank = list(known), np.zeros(len(known), dtype=np.int64)
         rank[by_use] = np.arange(len(by_use))
-        texts = list(known)
         return rank[name], [texts[at].decode("utf-8", "replace")[:LONGEST_NAME] for at in by_use.tolist()]
 
     @cached_property

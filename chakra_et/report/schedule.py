@@ -117,24 +117,16 @@ def _add_spans(
     unit = 100
     while end.max() / unit >= MOST_UNITS:
         unit *= 10
-    begin, finish = np.rint(start / unit).astype(np.int64), np.rint(end / unit).astype(np.int64)
+    begin, finish = (np.rint(each / unit).astype(np.int64) for each in (start, end))
     columns.add("row", np.array([rows[row] for row in row_of]), delta=True)
     columns.add("start", begin, delta=True)
     columns.add("length", finish - begin)
     columns.add("name", np.array([names.setdefault(span.label or span.kind, len(names)) for span in spans]))
     columns.add("kind", np.array([list(kinds).index(span.kind) for span in spans]))
-    for name in ("phase", "module", "parent", "flags", "degree"):
-        columns.add(name, np.zeros(len(spans), dtype=np.int64))
-    for name in ("edge", "edge_kind", "work_node", "comm_node", "comm_wait", "comm_operation"):
-        columns.add(name, np.zeros(0, dtype=np.int64))
     timeline = {
         "unit_ns": unit,
         "rows": [[lane, "", lanes[lane][2][strip]] for lane, strip in rows],
         "names": list(names),
-        "modules": [],
-        "phases": [],
-        "edge_kinds": [],
-        "memory": [],
         "kinds": [kind.label for kind in kinds.values()],
         "colours": [kind.colour for kind in kinds.values()],
         "lanes": [label for label, _, _ in lanes],

@@ -17,40 +17,32 @@ import numpy as np
 from chakra_et.report.run import NODE_KINDS, ReportRun
 from chakra_et.report.timeline import MOST_DEPTH, NO_STACKS, ROUNDING_NS, Stacks, lanes_of
 from chakra_et.report.times import ReportStep
-from chakra_et.traces.device_format import ANNOTATION, CODE_OF_CATEGORY, CPU_OP, DRIVER, MEMORY, RUNTIME
-from chakra_et.traces.fields import Number, as_column, as_number, indices
+from chakra_et.traces import device_format as kineto
+from chakra_et.traces.fields import as_column, as_number, indices
 from chakra_et.traces.records import read_records
 
 MOST, MOST_RANKS, MOST_OWNERS = 200_000, 8, 20
 OUTSIDE = "outside of operators"
-_KINDS = {CPU_OP: "operator", ANNOTATION: "annotation", RUNTIME: "runtime", DRIVER: "runtime"}
-_KIND_OF = {name: NODE_KINDS.index(_KINDS[code]) for name, code in CODE_OF_CATEGORY.items() if code in _KINDS}
-_KIND_OF |= {"python_function": NODE_KINDS.index("python")}
+_KINDS = {kineto.CPU_OP: "operator", kineto.ANNOTATION: "annotation"}
+_KINDS |= dict.fromkeys((kineto.RUNTIME, kineto.DRIVER), "runtime")
+_KIND_OF: dict[str | None, int] = {"python_function": NODE_KINDS.index("python")}
+for _name, _code in kineto.CODE_OF_CATEGORY.items():
+    if _code in _KINDS:
+        _KIND_OF[_name] = NODE_KINDS.index(_KINDS[_code])
 
 
-class _Block(msgspec.Struct, gc=False):
-    """Arguments of ``[memory]`` events; ``bytes`` is negative where a block is freed."""
+class _Block(kineto.Args, gc=False):
+    """``memory_bytes`` is negative where a block is freed."""
 
     address: Any = msgspec.field(name="Addr", default=None)
-    bytes: Number = msgspec.field(name="Bytes", default=None)
-    total: Number = msgspec.field(name="Total Allocated", default=None)
-    type: Number = msgspec.field(name="Device Type", default=None)
-    device: Number = msgspec.field(name="Device Id", default=None)
 
 
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    name: Any = ""
-    cat: str = ""
-    pid: Any = 0
-    tid: Any = 0
-    ts: Number = None
-    dur: Number = None
+class _Event(kineto.Event, gc=False):
     args: _Block | None = None
 
 
-class _Trace(msgspec.Struct):
-    traceEvents: list[_Event] = []
+class _Trace(kineto.HeaderFields, kw_only=True):
+    traceEvents: list[_Event]
 
 
 class _Taker:
@@ -62,7 +54,7 @@ class _Taker:
         self.memory: list[_Event] = []
 
     def take(self, events: list[_Event]) -> None:
-        self.memory += [each for each in events if each.name == MEMORY]
+        self.memory += [each for each in events if each.name == kineto.MEMORY]
         found = [each for each in events if each.ph == "X" and each.cat in _KIND_OF]
         if found:
             times = (as_column([getattr(each, of) for each in found], np.float64) for of in ("ts", "dur"))
@@ -91,8 +83,10 @@ def read_stacks(
             continue
         begin, length, name, thread, kind = map(np.concatenate, zip(*taker.columns, strict=True))
         known = np.isfinite(begin) & (length >= 0)
-        start = np.rint(np.where(known, begin, 0.0) * 1000).astype(np.int64)
-        end = start + np.rint(np.where(known, length, 0.0) * 1000).astype(np.int64)
+        start, lasts = (
+            np.rint(np.where(known, each, 0.0) * 1000).astype(np.int64) for each in (begin, length)
+        )
+        end = start + lasts
         shift = _shift(run, number, start, name, list(names))
         if shift is None:
             continue
@@ -107,30 +101,29 @@ def read_stacks(
         nested = np.isin(thread[order], np.unique(thread[order][depth > 0])) & (depth < MOST_DEPTH)
         chosen, depth = order[nested], depth[nested]
         row = thread[chosen].astype(np.int64) * MOST_DEPTH + depth
-        columns = (np.full(len(chosen), number), row, start[chosen], end[chosen], name[chosen], kind[chosen])
-        found.append(columns)
+        found.append(
+            (np.full(len(chosen), number), row, *(each[chosen] for each in (start, end, name, kind)))
+        )
     if not found:
         return NO_STACKS, owners
-    labels = [tid for _, tid in threads]
     trace, row, start, end, name, kind = map(np.concatenate, zip(*found, strict=True))
-    return Stacks(trace, row, start, end, name, kind, list(names), labels), owners
+    return Stacks(trace, row, start, end, name, kind, list(names), [tid for _, tid in threads]), owners
 
 
 def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) -> list[dict[str, Any]]:
     """What holds the memory of a rank's device (of its CPU where no other is known) when most is allocated,
     the most first: the module and the outermost operator that allocated it."""
-    known = [(event.args, event) for event in events if event.args and event.args.total and event.ts]
-    known = sorted(
-        [each for each in known if each[0].type] or known, key=lambda each: as_number(each[1].ts, 0)
-    )
+    known = [(event.args, event) for event in events if event.args and event.args.allocated and event.ts]
+    of_devices = [each for each in known if each[0].device_type] or known
+    known = sorted(of_devices, key=lambda each: as_number(each[1].ts, 0))
     if not known:
         return []
-    at, (peak, _) = max(enumerate(known), key=lambda each: as_number(each[1][0].total, 0))
+    at, (peak, _) = max(enumerate(known), key=lambda each: as_number(each[1][0].allocated, 0))
     blocks: dict[Any, tuple[_Block, _Event]] = {}
     for block, event in known[: at + 1]:
-        if (block.type, block.device) == (peak.type, peak.device):
+        if (block.device_type, block.device_id) == (peak.device_type, peak.device_id):
             blocks.pop(block.address, None)
-            if as_number(block.bytes, 0) > 0:
+            if as_number(block.memory_bytes, 0) > 0:
                 blocks[block.address] = block, event
     lane, labels = lanes_of(run.traces[number])
     own = run.graph.scatter(np.arange(len(run.graph)))[number]
@@ -149,9 +142,9 @@ def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) 
                 owner = names[code[node]] if is_operator[node] else owner
                 node = int(run.parent[node])
             owner = f"{modules[module[inner]]}: {owner}" if module[inner] >= 0 else owner
-        held[owner] += int(as_number(block.bytes, 0))
+        held[owner] += int(as_number(block.memory_bytes, 0))
         count[owner] += 1
-    held["allocated before the recording"] = max(int(as_number(peak.total, 0)) - held.total(), 0)
+    held["allocated before the recording"] = max(int(as_number(peak.allocated, 0)) - held.total(), 0)
     found = held.most_common(MOST_OWNERS)
     return [
         {"rank": run.ranks[number], "owner": owner, "bytes": size, "blocks": count[owner] or None}

@@ -99,9 +99,8 @@ def lanes_of(trace: ExecutionTrace) -> tuple[np.ndarray, dict[int, tuple[str, st
     kind, value = np.select(choices, [0, 1, 2], 1), np.select(choices, [thread, stream, -1], -1)
     keys, lane = np.unique(np.stack([kind, value]), axis=1, return_inverse=True)
     for number, (what, which) in enumerate(keys.T.tolist()):
-        kinds = ("cpu", "gpu", "communication")
         label = (f"thread {which}", f"stream {which}" if which >= 0 else "device", "communication")[what]
-        labels[number] = kinds[what], label
+        labels[number] = ("cpu", "gpu", "communication")[what], label
     return lane.reshape(-1), labels
 
 
@@ -218,20 +217,18 @@ def queues(run: ReportRun) -> list[Curve]:
 def usage(run: ReportRun) -> list[dict[str, Any]]:
     """One row for each of ``curves``. ``peak_ns``: the start of the node in which most was allocated;
     ``reserved_bytes``: the most, None where no allocator reserves any."""
-    found = []
-    for curve in curves(run):
-        at = int(curve.allocated.argmax())
-        found.append(
-            {
-                "rank": curve.rank,
-                "device": device_name(curve.device),
-                "peak_bytes": int(curve.allocated[at]),
-                "peak_ns": int(curve.time_ns[at]),
-                "peak_node": int(curve.node[at]),
-                "reserved_bytes": None if curve.reserved is None else int(curve.reserved.max()),
-            }
-        )
-    return found
+    return [
+        {
+            "rank": curve.rank,
+            "device": device_name(curve.device),
+            "peak_bytes": int(curve.allocated[at]),
+            "peak_ns": int(curve.time_ns[at]),
+            "peak_node": int(curve.node[at]),
+            "reserved_bytes": None if curve.reserved is None else int(curve.reserved.max()),
+        }
+        for curve in curves(run)
+        for at in [int(curve.allocated.argmax())]
+    ]
 
 
 def largest_peak(found: list[dict[str, Any]]) -> dict[str, Any] | None:

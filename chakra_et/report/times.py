@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,11 +147,12 @@ def by_name(run: ReportRun) -> list[Entry]:
     by_rank = _sum(of_node * ranks + graph.trace_of, length, count * ranks)
     longest = np.zeros(count, dtype=np.int64)
     np.maximum.at(longest, of_node, length)
-    work = np.flatnonzero(np.isin(kind, DEVICE) & (run.parent >= 0))
+    work = np.isin(kind, DEVICE) & (run.parent >= 0)
     launched = _sum(run.parent[work], length[work], len(graph))
-    kernels = np.flatnonzero(kind == KERNEL)
-    of_kernel, lasts = of_node[kernels], length[kernels]
-    amounts = [amount_per_second(graph.attribute(each, 0)[kernels], of_kernel, lasts, count) for each in WORK]
+    is_kernel = kind == KERNEL
+    amounts = [
+        amount_per_second(graph.attribute(each, 0) * is_kernel, of_node, length, count) for each in WORK
+    ]
     work_of = np.full(count, -1)
     work_of[of_node] = run.rates.kind
     columns = (
@@ -216,14 +218,11 @@ def by_module(run: ReportRun) -> list[Module]:
     host = ~device & ~communicates
     shown = device if device.any() else host
     calls = (run.graph.attribute("segment", 0)[known] == 0) & (kind == OPERATOR)
-    parts = [calls, *(np.where(which, length, 0) for which in (host, device, communicates))]
-    parts += [np.where(shown & (phase == at), length, 0) for at in range(len(PHASES))]
-    sums = [_sum(module, part, len(paths)) for part in parts]
-    rows = []
-    for at, path in enumerate(paths):
-        count, host_ns, device_ns, communication_ns, *phases = (int(each[at]) for each in sums)
-        rows.append(Module(path, count, host_ns, device_ns, communication_ns, tuple(phases)))
-    return sorted(rows, key=lambda module: module.path)
+    chosen = [host, device, communicates, *(shown & (phase == at) for at in range(len(PHASES)))]
+    parts = [calls, *(np.where(which, length, 0) for which in chosen)]
+    sums = np.array([_sum(module, part, len(paths)) for part in parts]).T.tolist()
+    rows = sorted(zip(paths, sums, strict=True))
+    return [Module(path, n, cpu, gpu, sent, tuple(each)) for path, (n, cpu, gpu, sent, *each) in rows]
 
 
 LEAST = 1e-4
@@ -254,18 +253,13 @@ def call_tree(run: ReportRun) -> list[Call]:
     names.append("ProfilerStep")
     path_of, above, name_of = _paths(run, code, names)
     kind, length = run.node_kinds, run.end_ns - run.start_ns
-    on_device = np.isin(kind, [NODE_KINDS.index(each) for each in ("kernel", "copy", "transfer")])
-    on_device &= ~run.graph.is_cpu
-    count, there = len(above), path_of >= 0
-    sums = [
-        np.bincount(path_of[there], values[there].astype(float), count)
-        for values in (
-            run.graph.attribute("segment", 0) == 0,
-            np.where(on_device, 0, length),
-            np.where(on_device, length, 0),
-        )
-    ]
-    for at in range(count - 1, -1, -1):  # what is inside stands behind
+    on_device = np.isin(kind, (*DEVICE, TRANSFER)) & ~run.graph.is_cpu
+    there, parts = (
+        path_of >= 0,
+        (run.graph.attribute("segment", 0) == 0, length * ~on_device, length * on_device),
+    )
+    sums = [np.bincount(path_of[there], each[there], len(above)) for each in parts]
+    for at in range(len(above) - 1, -1, -1):  # what is inside stands behind
         if above[at] >= 0:
             for values in sums[1:]:
                 values[above[at]] += values[at]
@@ -273,16 +267,15 @@ def call_tree(run: ReportRun) -> list[Call]:
     limits = [LEAST * max(float(values[roots].sum()), 1.0) for values in sums[1:]]
     kept = (sums[1] >= limits[0]) | (sums[2] >= limits[1])
     order = sorted(np.flatnonzero(kept).tolist(), key=lambda at: -(sums[1][at] + sums[2][at]))
-    inside: dict[int, list[int]] = {}
+    inside = defaultdict[int, list[int]](list)
     for at in order:
-        inside.setdefault(above[at], []).append(at)
+        inside[above[at]].insert(0, at)
     found: list[Call] = []
-    pending = [(at, -1) for at in reversed(inside.get(-1, []))]
+    pending = [(at, -1) for at in inside[-1]]
     while pending:
         at, outer = pending.pop()
-        figures = (int(values[at]) for values in sums)
-        found.append(Call(outer, names[name_of[at]], *figures))
-        pending += [(each, len(found) - 1) for each in reversed(inside.get(at, []))]
+        found.append(Call(outer, names[name_of[at]], *(int(values[at]) for values in sums)))
+        pending += [(each, len(found) - 1) for each in inside[at]]
     return found
 
 

@@ -1,4 +1,4 @@
-// The page's data: base64 of a gzip block of JSON and columns, as chakra_et/report/pack.py writes it.
+// The page's data: base64 of a gzip block of JSON and columns, as chakra_et/report/page.py writes it.
 
 const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f8: Float64Array };
 

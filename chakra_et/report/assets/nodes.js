@@ -1,8 +1,12 @@
 // The nodes of a run as columns: row by row of the timeline, and by start within a row.
 
 class Nodes {
-  constructor(tables, columns) {
-    this.tables = tables;
+  constructor(tables, given) {
+    // A page of schedules has lanes of bars alone.
+    const zeros = new Uint8Array(given.row.length), none = new Uint32Array(0);
+    const columns = { phase: zeros, module: zeros, parent: zeros, flags: zeros, degree: zeros, edge: none, edge_kind: none,
+      work_node: none, comm_node: none, comm_wait: none, comm_operation: none, ...given };
+    this.tables = { memory: [], ...tables };
     this.columns = columns;
     this.count = columns.row.length;
     this.unit = tables.unit_ns;
