@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,14 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write(path: Path, write: Callable[[IO[bytes]], int | None]) -> int | None:
     """Write a file atomically, compressed where its name ends in .gz; returns what ``write`` does."""
-    with atomic_file(path) as file:
-        into: AbstractContextManager[IO[bytes]] = nullcontext(file)
-        if path.suffix == ".gz":
-            into = events.packed(file)
-        with into as packed:
-            found = write(packed)
-        size = file.tell()
-    print(f"{path}: {size / 1e6:.1f} MB")
+    packing = events.packed if path.suffix == ".gz" else nullcontext
+    with atomic_file(path) as file, packing(file) as into:
+        found = write(into)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return found
 
 
@@ -82,9 +78,8 @@ def export(config: ExportConfig) -> None:
         print(f"{len(run.graph):,} nodes, {len(run.graph.source):,} dependencies")
         return
     traces, notes = device_traces(chosen)
-    instead = "scalars alone" if form == "tensorboard" else "the nodes of the .et files"
     for note in notes:
-        print(f"note: {note}: {instead} are written", file=sys.stderr)
+        print(f"note: {note}: the nodes of the .et files are written", file=sys.stderr)
     if form == "tensorboard":
         to_tensorboard(load(chosen), Path(output), traces)
         print(f"{output}: look at it by `tensorboard --logdir {output}`")
@@ -102,23 +97,26 @@ def export(config: ExportConfig) -> None:
 def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
     """(rank, step, name, ns): the parts of every step; a trace without steps is step 0."""
     for step in find_steps(run):
-        found: list[tuple[str, float]] = [(f"step/{run.base}", step.lasts_ns)]
-        if step.replayed_ns is not None:
-            found.append(("step/replayed", step.replayed_ns))
-        found += [
-            (f"time/{name.replace(' ', '_')}", ns) for name, ns in zip(ACTIVITIES, step.parts_ns, strict=True)
-        ]
-        found.append(("time/hidden_communication", step.hidden_ns))
-        found += [(f"phase/{name}", ns) for name, ns in zip(PHASES, step.phases_ns, strict=True)]
-        for name, ns in found:
-            yield step.rank, int(step.name) if step.name.isdigit() else 0, name, ns
+        found: dict[str, float | None] = {
+            f"step/{run.base}": step.lasts_ns,
+            "step/replayed": step.replayed_ns,
+            "time/hidden_communication": step.hidden_ns,
+        }
+        found |= dict(
+            zip((f"time/{name.replace(' ', '_')}" for name in ACTIVITIES), step.parts_ns, strict=True)
+        )
+        found |= dict(zip((f"phase/{name}" for name in PHASES), step.phases_ns, strict=True))
+        for name, ns in found.items():
+            if ns is not None:
+                yield step.rank, int(step.name) if step.name.isdigit() else 0, name, ns
 
 
 def to_tensorboard(run: ReportRun, folder: Path, recorded: Mapping[int, Path]) -> None:
     """Write scalars to FOLDER/NAME/rankN, and the trace of each rank to FOLDER/NAME/rankN.pt.trace.json.gz,
     where TensorBoard's plugin looks for it.
 
-    ``recorded``: rank → its device trace. Raises ``TraceError`` where torch or tensorboard is not installed.
+    ``recorded``: rank → its device trace; of other ranks, the nodes are written. Raises ``TraceError`` where
+    torch or tensorboard is not installed.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -131,11 +129,10 @@ def to_tensorboard(run: ReportRun, folder: Path, recorded: Mapping[int, Path]) -
             for of_rank, step, name, ns in found:
                 if of_rank == rank:
                     writer.add_scalar(f"{name}_ms", ns / 1e6, step)
-    for rank, path in recorded.items():
-        with (
-            open_trace(path) as trace,
-            atomic_file(place / f"rank{rank}.pt.trace.json.gz") as file,
-            events.packed(file) as written,
-        ):
-            for lines in iter(lambda: trace.readlines(1 << 20), []):
-                written.write(redacted_json(b"".join(lines)))
+        with atomic_file(place / f"rank{rank}.pt.trace.json.gz") as file, events.packed(file) as written:
+            if rank in recorded:
+                with open_trace(recorded[rank]) as trace:
+                    for lines in iter(partial(trace.readlines, 1 << 20), []):
+                        written.write(redacted_json(b"".join(lines)))
+            else:
+                events.write_chrome(partial(events.node_events, run, only=rank), written)

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from chakra_et.et.node_attributes import EDGE_NAMES
-from chakra_et.et.wire import FIXED64, message_field, tag, text_field, varint_field
+from chakra_et.et.wire import FIXED64, message_field, tag, varint_field
 from chakra_et.redact import redacted_json
 from chakra_et.report.run import NODE_KINDS, ReportRun
 from chakra_et.report.timeline import curves, lay_out, queues
@@ -74,7 +74,6 @@ def recorded_events(traces: Mapping[int, Path], use: Use) -> None:
 
 class _Trace(msgspec.Struct):
     traceEvents: list[dict[str, Any]] = []
-    baseTimeNanoseconds: int = 0
 
 
 class _Taker:
@@ -99,20 +98,24 @@ class _Taker:
         pass
 
 
-def node_events(run: ReportRun, use: Use) -> None:
-    """The nodes of a run, each rank with a process for its CPU and one for its device; dependencies between
-    rows, as flows; counters of memory and of launched work.
+def node_events(run: ReportRun, use: Use, only: int | None = None) -> None:
+    """The nodes of all ranks, or of one, each with a process for its CPU and one for its device;
+    dependencies between rows, as flows; counters of memory and of launched work.
 
     An end is cut at the start of the next node of its row of the timeline: starts and durations are rounded
     to µs independently, and viewers would take neighbours that overlap by a µs for nested ones.
     """
     graph, (rows, row_of) = run.graph, lay_out(run)
-    process = [_process(row.rank, row.kind != "gpu") for row in rows]
-    for rank in run.ranks:
-        use(_about("process_name", f"rank {rank}", _process(rank)))
-        use(_about("process_name", f"rank {rank}, device", _process(rank, on_cpu=False)))
-    for number, row in enumerate(rows):
-        use(_about("thread_name", row.label, process[number], number))
+    ranks, ids = run.ranks if only is None else [only], run.ids
+    shown = np.isin([row.rank for row in rows], ranks)
+    # Perfetto keeps 0 for the idle process; TensorBoard's plugin wants a device's number for its process.
+    processes = {rank: (2 * rank + 1, 2 * rank + 2) if only is None else (0, 1) for rank in ranks}
+    process = [processes.get(row.rank, (0, 0))[row.kind != "gpu"] for row in rows]
+    for rank, (device, host) in processes.items():
+        use(_about("process_name", f"rank {rank}", host))
+        use(_about("process_name", f"rank {rank}, device", device))
+    for number in np.flatnonzero(shown).tolist():
+        use(_about("thread_name", rows[number].label, process[number], number))
     order = np.lexsort((run.end_ns, run.start_ns, row_of))
     first, second = order[:-1], order[1:]
     end_ns = run.end_ns.copy()
@@ -124,26 +127,30 @@ def node_events(run: ReportRun, use: Use) -> None:
         place = {"pid": process[row_of[node]], "tid": int(row_of[node]), "ts": int(run.start_ns[node]) / 1000}
         use({"ph": kind, **place, **more})
 
-    for node in order.tolist():
-        args = {"id": int(run.ids[node])}
+    launches = run.edge_kinds == EDGE_NAMES.index("launch")
+    launched = dict(zip(graph.source[launches].tolist(), ids[graph.target[launches]].tolist(), strict=True))
+    for node in order[shown[row_of[order]]].tolist():
+        above = run.parent[node]
+        args = {"id": int(ids[node]), "External id": int(ids[node if above < 0 else above])}
+        if rows[row_of[node]].kind == "gpu":
+            args |= {"device": 0, "stream": int(row_of[node]), "correlation": args["id"]}
+        elif node in launched:
+            args["correlation"] = launched[node]
         if size[node]:
             args |= {"bytes": int(size[node]), "waits for ranks ns": int(run.wait_ns[node])}
         lasts = int(end_ns[node] - run.start_ns[node]) / 1000
         kind = NODE_KINDS[run.node_kinds[node]]
         at_start("X", node, name=names[code[node]], cat=kind, dur=lasts, args=args)
-    for number in np.flatnonzero(row_of[graph.source] != row_of[graph.target]).tolist():
+    between = (row_of[graph.source] != row_of[graph.target]) & shown[row_of[graph.target]]
+    for number in np.flatnonzero(between).tolist():
         name = EDGE_NAMES[run.edge_kinds[number]]
         at_start("s", graph.source[number], id=number, name=name, cat="dependency")
         at_start("f", graph.target[number], id=number, name=name, cat="dependency")
-    for curve in (*curves(run), *queues(run)):
+    for curve in (each for each in (*curves(run), *queues(run)) if each.rank in processes):
         for label, levels in curve.lines().items():
-            about = {"ph": "C", "name": label, "pid": _process(curve.rank)}
+            about = {"ph": "C", "name": label, "pid": processes[curve.rank][1]}
             for time, level in zip(curve.time_ns.tolist(), levels.tolist(), strict=True):
                 use({**about, "ts": time / 1000, "args": {"value": max(level, 0)}})
-
-
-def _process(rank: int, on_cpu: bool = True) -> int:
-    return 2 * rank + 1 + on_cpu  # Perfetto keeps 0 for the idle process
 
 
 def _about(kind: str, name: str, process: int, thread: int = 0) -> Event:
@@ -228,19 +235,16 @@ class Slices:
                 label = self.labels.get(thread, str(thread[1]))
                 about = message((1, thread[0]), (2, number), (5, label))
                 yield message((60, message((1, track), (5, thread[0]), (2, label), (4, about))))
-                head = message((10, SEQUENCE), (13, NEEDED))
                 for time, body in lane:
-                    begins = varint_field(9, BEGIN if body else END) + varint_field(11, track) + body
-                    yield varint_field(8, time) + head + message_field(11, begins)
+                    event = message((9, BEGIN if body else END), (11, track)) + body
+                    yield message((8, time), (10, SEQUENCE), (13, NEEDED), (11, event))
         for (process, label), levels in self.counters.items():
             track += 1
             unit = "kernels" if "launched" in label else "bytes"
             yield message((60, message((1, track), (5, process), (2, label), (8, message((6, unit))))))
-            head, event = varint_field(10, SEQUENCE), message((9, COUNTER), (11, track))
             for time, level in sorted(levels):
-                yield (
-                    varint_field(8, time) + head + message_field(11, event + varint_field(30, max(level, 0)))
-                )
+                event = message((9, COUNTER), (11, track), (30, max(level, 0)))
+                yield message((8, time), (10, SEQUENCE), (11, event))
 
     def _lanes(
         self, thread: tuple[int, Any], slices: list[tuple[int, int, bytes]]
@@ -271,12 +275,9 @@ class Slices:
 
 def message(*fields: tuple[int, int | str | bytes]) -> bytes:
     """A message of (field number, value) …: whole numbers, texts and messages."""
-    parts = []
-    for number, value in fields:
-        if isinstance(value, int):
-            parts.append(varint_field(number, value))
-        elif isinstance(value, str):
-            parts.append(text_field(number, value))
-        else:
-            parts.append(message_field(number, value))
-    return b"".join(parts)
+    return b"".join(
+        varint_field(number, value)
+        if isinstance(value, int)
+        else message_field(number, value.encode() if isinstance(value, str) else value)
+        for number, value in fields
+    )

@@ -105,9 +105,7 @@ def nodes(run: ReportRun) -> Table:
     phase, _ = run.codes("phase", PHASES)
     module, modules = run.codes("module")
     communicates = graph.types >= NodeType.COMM_SEND
-    on_path = np.zeros(len(graph), dtype=bool)
-    if run.path is not None:
-        on_path[run.path.node] = True
+    on_path = np.isin(node, () if run.path is None else run.path.node)
     found: dict[str, list[Any]] = {
         "rank": [each.rank for each in row],
         "id": run.ids[node].tolist(),
@@ -122,7 +120,7 @@ def nodes(run: ReportRun) -> Table:
         "parent": _known(np.where(run.parent >= 0, run.ids[run.parent], -1)[node]),
         "comm_type": _texts(COMM_NAMES, np.where(communicates, run.comm_types, -1)[node]),
         "comm_group": _texts(graph.groups, np.where(communicates, graph.group, -1)[node]),
-        "on_critical_path": on_path[node].tolist(),
+        "on_critical_path": on_path.tolist(),
     }
     found |= {name: _known(graph.attribute(name, -1)[node]) for name in ATTRIBUTES}
     return Table(found)
@@ -138,14 +136,15 @@ def _texts(table: Sequence[str], index: np.ndarray) -> list[str | None]:
 
 def edges(run: ReportRun) -> Table:
     """Dependencies: the rank and both ids; the target waits for the source."""
-    source, target = run.graph.source, run.graph.target
-    columns: dict[str, list[Any]] = {
-        "rank": [run.ranks[at] for at in run.graph.trace_of[target].tolist()],
-        "source": run.ids[source].tolist(),
-        "target": run.ids[target].tolist(),
-        "kind": _texts(EDGE_NAMES, run.edge_kinds),
-    }
-    return Table(columns)
+    graph = run.graph
+    return Table(
+        {
+            "rank": np.array(run.ranks)[graph.trace_of[graph.target]].tolist(),
+            "source": run.ids[graph.source].tolist(),
+            "target": run.ids[graph.target].tolist(),
+            "kind": _texts(EDGE_NAMES, run.edge_kinds),
+        }
+    )
 
 
 def operators(run: ReportRun, kinds: Collection[str] = ()) -> Table:
@@ -186,15 +185,16 @@ def critical_path(run: ReportRun) -> Table:
     path = run.path
     node = np.zeros(0, np.int64) if path is None else path.node
     code, names = run.names
-    columns: dict[str, list[Any]] = {
-        "rank": [run.ranks[at] for at in run.graph.trace_of[node].tolist()],
-        "id": run.ids[node].tolist(),
-        "name": _texts(names, code[node]),
-        "kind": _texts(NODE_KINDS, run.node_kinds[node]),
-        "from_ns": [] if path is None else path.from_ns.tolist(),
-        "to_ns": [] if path is None else path.to_ns.tolist(),
-    }
-    return Table(columns)
+    return Table(
+        {
+            "rank": np.array(run.ranks)[run.graph.trace_of[node]].tolist(),
+            "id": run.ids[node].tolist(),
+            "name": _texts(names, code[node]),
+            "kind": _texts(NODE_KINDS, run.node_kinds[node]),
+            "from_ns": [] if path is None else path.from_ns.tolist(),
+            "to_ns": [] if path is None else path.to_ns.tolist(),
+        }
+    )
 
 
 SHEETS: dict[str, Callable[[ReportRun], Table]] = {

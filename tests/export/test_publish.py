@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -62,14 +63,20 @@ def test_recorded_traces_are_taken_as_they_are(tmp_path: Path) -> None:
     assert gzip.decompress(path.read_bytes()) == (tmp_path / "run_rank0.json").read_bytes()
 
 
-def test_a_trace_that_is_gone_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_that_is_gone_is_made_of_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded_trace(tmp_path).unlink()
     (tmp_path / "run_rank0.json").unlink()
     assert (
         main(["export", str(tmp_path / "run"), "--format", "tensorboard", "-o", str(tmp_path / "logs")]) == 0
     )
-    assert "run_rank0.json, is gone: scalars alone are written" in capsys.readouterr().err
-    assert not list((tmp_path / "logs/run").glob("*.json.gz"))
+    assert "run_rank0.json, is gone: the nodes of the .et files are written" in capsys.readouterr().err
+    (path,) = (tmp_path / "logs/run").glob("*.json.gz")
+    made = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    named = {(event["name"], event["cat"]) for event in made if event["ph"] == "X"}
+    assert {("aten::add", "operator"), ("add_kernel", "kernel"), ("late_kernel", "kernel")} <= named
+    found, profile = plugin_profile(path)
+    assert {operator.name for operator in found.op_list_groupby_name} == {"aten::add"}
+    assert [view.display_name for view in profile.views][-1] == "Trace"
 
 
 def test_the_plugin_itself_shows_operators_and_kernels(tmp_path: Path) -> None:
