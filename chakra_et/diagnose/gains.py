@@ -43,14 +43,29 @@ class Faster:
         )
 
 
-def gain(run: Run, *changes: Change) -> float | None:
+@dataclass(frozen=True)
+class Balanced:
+    """What all ranks compute takes what it takes in the median of them, call by call."""
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        ranks, trace = len(run.graph.ranks), run.graph.trace_of
+        code = np.where(run.is_communication, -1, run.name_of * len(KINDS) + run.kind)
+        order, own = np.lexsort((trace, code)), setting.own_ns.copy()
+        for nodes in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
+            count = np.bincount(trace[nodes], minlength=ranks)
+            if code[nodes[0]] >= 0 and (count == count[0]).all():
+                own[nodes] = np.tile(np.median(own[nodes].reshape(ranks, -1), axis=0), ranks)
+        return replace(setting, own_ns=own)
+
+
+def gain(run: Run, *changes: Change) -> float:
     """The part of the step (of the slowest rank, mean of its steps) that goes, as ``chakra-et predict`` has
-    it; None where a change doesn't fit the run."""
+    it; 0 where a change doesn't fit the run."""
     try:
         found = predict(run, changes, explain=False)
     except TraceError:
-        return None
-    return 1 - found.after_ms / found.before_ms if found.before_ms else None
+        return 0.0
+    return 1 - found.after_ms / found.before_ms if found.before_ms else 0.0
 
 
 def step_ms(run: Run) -> float:
@@ -58,40 +73,37 @@ def step_ms(run: Run) -> float:
     return predict(run, [], explain=False).before_ms
 
 
-def slow_ranks(run: Run) -> tuple[list[int], float]:
+def slow_ranks(run: Run, least: float) -> tuple[list[int], float]:
     """The fewest ranks that, as fast as the median of the others, shorten the step the most, the one that
-    computes the longest first, and by which part of it; none where nothing is gained. ``run`` begins on all
-    ranks at once."""
+    computes the longest first, and by which part of it; none where less than ``least`` is gained. ``run``
+    begins on all ranks at once."""
     ranks = run.graph.ranks
     if len(ranks) < 2:
         return [], 0.0
     computing = np.bincount(run.graph.trace_of, run.measured.own_ns * ~run.is_communication, len(ranks))
     order = np.argsort(-computing, kind="stable").tolist()
-    tried = [[ranks[at]] for at in order[:FEW_RANKS] if computing[at]]
-    if not tried:
-        return [], 0.0
+    tried = [ranks[at] for at in order[:FEW_RANKS] if computing[at]]
+    best, slowest = max(((gain(run, RankAs(rank)), -rank) for rank in tried), default=(0.0, 0))
+    chosen = [-slowest]
     above = int((computing > (1 + SLOWER) * np.median(computing)).sum())
-    found = [(gain(run, *map(RankAs, each)) or 0.0, each) for each in tried]
-    best, chosen = max(found, key=lambda each: (each[0], -each[1][0]))
-    several = [ranks[at] for at in order[:above]]
     # Two slow ranks hide each other: neither alone shortens the step.
     if 1 < above <= len(ranks) // 2 and above <= FEW_RANKS:
-        value = gain(run, *map(RankAs, several)) or 0.0
+        several = [ranks[at] for at in order[:above]]
+        value = gain(run, *map(RankAs, several))
         if value > best + SLOWER:
             best, chosen = value, several
-    return (chosen, best) if best > 0 else ([], 0.0)
+    return (chosen, best) if best >= least else ([], 0.0)
 
 
 @dataclass(frozen=True)
 class BusyTime:
     """``shares``: the mean part of the ranks' time by ``breakdown.ACTIVITIES``; ``hidden``: which part of all
-    communication runs beside compute (None without any). ``message_wait``, ``group_wait``: the part of all
-    ranks' time in which messages, or collectives, wait for a partner, and nothing runs."""
+    communication runs beside compute (None without any). ``message_wait``: the part of all ranks' time in
+    which messages wait for a partner, and nothing runs."""
 
     shares: dict[str, float]
     hidden: float | None
     message_wait: float
-    group_wait: float
 
 
 def busy_time(run: Run) -> BusyTime:
@@ -103,31 +115,27 @@ def busy_time(run: Run) -> BusyTime:
         wait[nodes] = np.clip(run.start_ns[nodes].max() - run.start_ns[nodes], 0, None)
     wait = np.minimum(wait, lasted)
     is_message = graph.types != NodeType.COMM_COLL
-    columns = (run.start_ns, run.end_ns, wait, wait * is_message)
-    parts, total, hidden, shown, waited, messages = [], 0, 0, 0, 0, 0
-    for trace, start, end, own_wait, for_message in zip(
-        graph.traces, *map(graph.scatter, columns), strict=True
-    ):
+    columns = map(graph.scatter, (run.start_ns, run.end_ns, wait, wait * is_message))
+    spent, hidden, messages = [], 0, 0
+    for trace, start, end, own_wait, for_message in zip(graph.traces, *columns, strict=True):
         window = start.min(keepdims=True), end.max(keepdims=True)
         found = activity(trace, start, end, own_wait)
-        spent = found.parts(*window)[0]
-        total += int(spent.sum())
+        spent.append(found.parts(*window)[0])
         hidden += int(found.hidden_ns(*window)[0])
-        shown += int(spent[COMMUNICATION])
-        waited += int(spent[WAIT])
         if for_message.any():
             messages += int(activity(trace, start, end, for_message).parts(*window)[0][WAIT])
-        parts.append(spent / max(int(spent.sum()), 1))
-    message, group = messages / max(total, 1), max(waited - messages, 0) / max(total, 1)
-    shares = {name: float(np.mean([each[at] for each in parts])) for at, name in enumerate(ACTIVITIES)}
-    return BusyTime(shares, hidden / (hidden + shown) if hidden + shown else None, message, group)
+    every = np.array(spent)
+    whole, lasts = every.sum(axis=0), np.maximum(every.sum(axis=1, keepdims=True), 1)
+    shares = dict(zip(ACTIVITIES, (every / lasts).mean(axis=0).tolist(), strict=True))
+    communicates = hidden + int(whole[COMMUNICATION])
+    beside = hidden / communicates if communicates else None
+    return BusyTime(shares, beside, messages / max(int(whole.sum()), 1))
 
 
 def host_path(run: Run, classes: np.ndarray) -> tuple[list[tuple[str, float]], float]:
     """What the host does on the critical path: [(name, share)], the most time first, and the share of
     stretches of ``LONG_NS`` and more outside of operators and calls, which are no launching."""
-    operations = find_operations(run.matching, run.start_ns)
-    path = critical_path(run.graph, operations, run.start_ns, run.end_ns)
+    path = critical_path(run.graph, find_operations(run.matching, run.start_ns), run.start_ns, run.end_ns)
     on_host = np.isin(classes[path.node], (HOST, COMPILING, ALLOCATING, LOADING, STARTING))
     node, lasts = path.node[on_host], path.lasts_ns[on_host]
     spent, total = np.bincount(run.name_of[node], lasts, len(run.names)), max(int(lasts.sum()), 1)
@@ -140,25 +148,25 @@ def host_path(run: Run, classes: np.ndarray) -> tuple[list[tuple[str, float]], f
 
 def slow_in(run: Run, classes: np.ndarray, rank: int) -> str:
     """The class of work for which a rank takes most time beyond the median of all."""
-    count, ranks = len(CLASSES), len(run.graph.ranks)
-    own = np.where(run.is_communication, 0, run.measured.own_ns)
-    spent = np.bincount(run.graph.trace_of * count + classes, own, ranks * count).reshape(ranks, count)
-    beyond = spent[run.graph.ranks.index(rank)] - np.median(spent, axis=0)
-    return CLASSES[int(beyond.argmax())]
+    shape = len(run.graph.ranks), len(CLASSES)
+    own = run.measured.own_ns * ~run.is_communication
+    spent = np.bincount(run.graph.trace_of * shape[1] + classes, own, shape[0] * shape[1]).reshape(shape)
+    return CLASSES[int((spent[run.graph.ranks.index(rank)] - np.median(spent, axis=0)).argmax())]
 
 
 def uneven_steps(run: Run) -> str:
     """A sentence where a step lasts much longer than the median one: warm-up, or an outlier."""
+    why = {
+        0: "; it is the first recorded one and may include warm-up",
+        -1: "; it is the last one, in which devices also finish queued work",
+    }
     for rank, steps in zip(run.graph.ranks, run.steps, strict=True):
-        if steps.measured_ns is None or len(steps.names) < 3:
+        lasted, count = steps.measured_ns, len(steps.names)
+        if lasted is None or count < 3 or not (middle := float(np.median(lasted))):
             continue
-        middle = float(np.median(steps.measured_ns))
-        most = int(np.argmax(steps.measured_ns))
-        ratio = steps.measured_ns[most] / middle if middle else 1.0
-        spread = float(np.median(np.abs(steps.measured_ns - middle))) / middle if middle else 0.0
+        most = int(np.argmax(lasted))
+        ratio, spread = lasted[most] / middle, float(np.median(np.abs(lasted - middle))) / middle
         if ratio >= 1.2 and ratio - 1 >= 5 * spread:
-            why = "; it is the first recorded one and may include warm-up" if most == 0 else ""
-            if most == len(steps.names) - 1:
-                why = "; it is the last one, in which devices also finish queued work"
-            return f"{steps.names[most]} of rank {rank} takes {ratio:.1f} times the median step{why}."
+            about = why.get(most, why[-1] if most == count - 1 else "")
+            return f"{steps.names[most]} of rank {rank} takes {ratio:.1f} times the median step{about}."
     return ""

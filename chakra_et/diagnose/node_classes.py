@@ -24,7 +24,12 @@ RIDGE = 40.0
 """Operations per byte from which a kernel counts as bound by arithmetic. Between the ridges of 32-bit and
 16-bit arithmetic on A100 to H200 (10 to 300, by their data sheets): products and convolutions of training
 sizes have hundreds, elementwise kernels less than one."""
-_STREAMING = re.compile(r"^triton_(poi|red|per)_|nchwToNhwc|nhwcToNchw|splitK_?reduce", re.I)
+_STREAMING = re.compile(
+    r"^triton_(poi|red|per)_|nchwToNhwc|nhwcToNchw|splitK_?reduce|paged_attention|attention_3d|splitkv", re.I
+)
+_TILE = re.compile(r"(?<![\dx])(\d+)x(\d+)")
+"""Rows and columns of the result that a block of a product makes: with 16 bits, it does at most as many
+operations per byte as the smaller one."""
 _ARITHMETIC = re.compile(
     r"gemm|matmul|cutlass|nvjet|xmma|wgrad|dgrad|fprop|cijk|conv(?!ert)|winograd|flash|fmha|attention|attn|wgmma"
     r"|s\d+816|moe_kernel|^triton_(tem|mm|bmm)_|^(forward|backward) \d",  # the last: passes of a plan
@@ -66,7 +71,9 @@ def node_classes(run: Run) -> np.ndarray:
         operations, moved = (
             run.graph.attribute(name, 0).astype(float) for name in ("num_ops", "tensor_size")
         )
-        named = _named(run, _ARITHMETIC) & ~_named(run, _STREAMING)
+        tiles = map(_TILE.search, run.names)
+        narrow = np.array([tile is not None and min(map(int, tile.groups())) < RIDGE for tile in tiles])
+        named = _named(run, _ARITHMETIC) & ~_named(run, _STREAMING) & ~narrow[run.name_of]
         arithmetic = np.where((operations > 0) & (moved > 0), operations > RIDGE * moved, named)
         found[on_device] = np.where(arithmetic & (kind == "kernel"), COMPUTE, MEMORY)[on_device]
         found[on_device & (kind == "copy") & _named(run, _HOST_COPY)] = COPYING
@@ -96,9 +103,8 @@ def _starting(run: Run, on_device: np.ndarray) -> np.ndarray:
     calls: np.ndarray = (run.kind == KINDS.index("runtime")) & ~_named(run, _WAITING)
     own = run.measured.own_ns
     found: np.ndarray = calls & (own >= STARTS_NS)
-    if not found.any():
-        return found
-    found &= own >= STARTS_TIMES * np.median(own[calls])
+    if found.any():
+        found &= own >= STARTS_TIMES * np.median(own[calls])
     for at in np.flatnonzero(found).tolist():
         busy = on_device & (run.graph.trace_of == run.graph.trace_of[at])
         start, end = run.start_ns[at], run.end_ns[at]

@@ -14,13 +14,14 @@ import numpy as np
 from chakra_et.cost.gpus import by_driver
 from chakra_et.cost.operator_times import CLASSES, GpuModel, OperatorCall, gpu_model
 from chakra_et.diagnose import node_classes
+from chakra_et.diagnose.kernel_names import LONGEST, kernel_name
 from chakra_et.predict.gpu import device_work, kernel_kinds, launched_operators
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import shortened
 
 WORK = ("num_ops", "tensor_size")
-LISTED, LONGEST = 3, 80
+LISTED = 3
 FURTHEST = 20.0
 """Beyond this factor, an operator didn't do what its shapes say."""
 
@@ -72,17 +73,20 @@ class Kernel(KernelClass):
     name: str
     on_cpu: bool
 
+    @property
+    def shown(self) -> str:
+        """Its name for people."""
+        return shortened(self.name, LONGEST) if self.on_cpu else kernel_name(self.name)
+
     def __str__(self) -> str:
-        rate = ""
+        rate = f", {self.bytes_per_second / 1e9:,.0f} GB/s" if self.bytes_per_second else ""
         if self.per_second and self.kind == node_classes.CLASSES[node_classes.COMPUTE]:
             rate = f", {self.per_second / 1e12:.3g} TFLOP/s"
-        elif self.bytes_per_second:
-            rate = f", {self.bytes_per_second / 1e9:,.0f} GB/s"
         if rate and self.of_peak:
             rate += f" ({self.of_peak:.0%} of the peak)"
         if self.times_usual:
             rate += f", {self.times_usual:.1f} × the usual time"
-        return f"{shortened(self.name, LONGEST)} {self.share:.0%}{rate}"
+        return f"{self.shown} {self.share:.0%}{rate}"
 
 
 def find_rates(run: Run) -> Rates:
@@ -143,23 +147,14 @@ def _grouped(run: Run, found: Rates, index: np.ndarray, chosen: np.ndarray) -> l
     time first."""
     node = np.flatnonzero(chosen)
     index, length = index[node], run.graph.duration_ns[node]
-    counts = np.bincount(index)
-    time = np.bincount(index, length)
+    counts, time = np.bincount(index), np.bincount(index, length)
     amounts = [amount_per_second(run.graph.attribute(of, 0)[node], index, length, len(counts)) for of in WORK]
     rates = Rates(found.gpu, found.kind, found.least_ns[node], found.usual_ns[node])
-    against = rates.of(index, length, len(counts))
-    return [
-        (
-            at,
-            int(counts[at]),
-            int(time[at]),
-            float(time[at] / time.sum()),
-            *(each[at] for each in amounts),
-            *against[at],
-        )
-        for at in np.argsort(-time, kind="stable").tolist()
-        if time[at]
-    ]
+    shares = (time / max(time.sum(), 1)).tolist()
+    figures = counts.tolist(), time.astype(np.int64).tolist(), shares, *amounts
+    rows = zip(*figures, rates.of(index, length, len(counts)), strict=True)
+    found_rows = [(at, *row[:-1], *row[-1]) for at, row in enumerate(rows) if time[at]]
+    return sorted(found_rows, key=lambda row: -time[row[0]])
 
 
 def amount_per_second(

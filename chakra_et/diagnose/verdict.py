@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from chakra_et.diagnose.gains import (
+    Balanced,
     BusyTime,
     Faster,
     busy_time,
@@ -20,9 +21,11 @@ from chakra_et.diagnose.gains import (
     step_ms,
     uneven_steps,
 )
+from chakra_et.diagnose.kernel_names import LONGEST
 from chakra_et.diagnose.node_classes import CLASSES, LOADING, ON_DEVICE, node_classes, on_devices
-from chakra_et.diagnose.rates import LISTED, LONGEST, Kernel, top_kernels
+from chakra_et.diagnose.rates import LISTED, Kernel, top_kernels
 from chakra_et.et.node_attributes import in_phase
+from chakra_et.predict.predict import describe
 from chakra_et.simulate.run import Run, together
 from chakra_et.text import plural, shortened
 from chakra_et.transform.durations import Overlap
@@ -32,7 +35,7 @@ CAUSE = 0.15
 WORTH = 0.01
 """Changes with less gain aren't listed."""
 BUSY, MOSTLY, IDLE, ABOVE = 0.9, 0.8, 0.25, 1.1
-OUTSIDE = "outside of operators"
+NAMED = {"host-overhead": "outside of operators"}
 _PHASES = (b"forward", b"backward", b"optimizer")
 
 BOUND_BY = {
@@ -43,6 +46,7 @@ BOUND_BY = {
     "python": "the host outside operators, mostly Python",
     "communication": "exposed communication",
     "rank": "waiting for a slow rank",
+    "imbalance": "uneven work: ranks are slow in turn",
     "skew": "ranks that start at different times",
     "bubble": "the pipeline bubble",
     "data loading": "input data",
@@ -52,6 +56,16 @@ BOUND_BY = {
     "host copies": "copies between the host and the device",
     "unknown": "nothing that the files show",
 }
+WITHOUT = {
+    "data loading": "no waiting for input data",
+    "compilation": "nothing compiled during the steps",
+    "memory allocation": "no device memory allocated or freed",
+    "host copies": "copies between host and device hidden, as by prefetching",
+    "start-up": "devices started and code loaded before the step, as by warm-up steps",
+    "skew": "all ranks starting together",
+    "imbalance": "all ranks with the same work in each step",
+}
+"""What is proposed against single causes."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +99,8 @@ class Diagnosis:
     shares: dict[str, float]
     hidden: float | None
     kernels: list[Kernel]
-    proposals: list[Proposal]
-    contradictions: dict[str, str]
+    proposals: list[Proposal] = field(default_factory=list)
+    contradictions: dict[str, str] = field(default_factory=dict)
     uneven_steps: str = ""
     slow_ranks: tuple[int, ...] = ()
     slow_in: str = ""
@@ -102,10 +116,10 @@ class Diagnosis:
             listed = "; ".join(f"{each.text} (−{each.gain:.0%})" for each in self.proposals[:LISTED])
             found.append(f"What would help: {listed}.")
         if self.kernels:
-            where = "Most time of operators" if self.kernels[0].on_cpu else "Most time of the device"
-            found.append(f"{where}: " + "; ".join(map(str, self.kernels)) + ".")
-        found += [self.uneven_steps] if self.uneven_steps else []
-        return [*found, *(f"Contradiction: {text}" for text in self.contradictions.values())]
+            where = "operators" if self.kernels[0].on_cpu else "the device"
+            found.append(f"Most time of {where}: {'; '.join(map(str, self.kernels))}.")
+        contradictions = (f"Contradiction: {text}" for text in self.contradictions.values())
+        return [*found, *filter(None, [self.uneven_steps]), *contradictions]
 
     def slow_names(self) -> str:
         """The slow ranks, as the beginning of a sentence."""
@@ -122,7 +136,9 @@ class Diagnosis:
                 f"others, the step would be {self.slow_rank_gain:.0%} shorter."
             )
         elif self.ranks > 1:
-            found.append("No rank is slower than the others by as much as 1% of the step.")
+            turns = "The ranks take turns at being slow: none of them is to blame."
+            none = "No rank is slower than the others by as much as 1% of the step."
+            found.append(turns if self.bound == "imbalance" else none)
         if self.skew_ms >= 0.005 * self.step_ms and self.ranks > 1:
             found.append(
                 f"The ranks start up to {self.skew_ms:,.2f} ms apart ({self.skew_gain:.0%} of the step), "
@@ -135,23 +151,28 @@ def diagnose(run: Run) -> Diagnosis:
     """The diagnosis of a run, from predictions of what each change would gain."""
     classes = node_classes(run)
     device = on_devices(run)
-    aligned = together(run)
+    aligned, starts = together(run), " --starts together" if run.release_ns.any() else ""
+    if "planned_step_micros" in run.graph.traces[0].metadata:
+        run = aligned  # a plan's stages begin with their first messages
     step = step_ms(run)
     skew = 1 - step_ms(aligned) / step if step else 0.0
-    slow, slow_gain = slow_ranks(aligned)
-    slow = slow if slow_gain >= WORTH else []
+    slow, slow_gain = slow_ranks(aligned, WORTH)
+    balanced = gain(aligned, Balanced())
 
     def faster(name: str, factor: float) -> float:
         chosen = np.isin(classes, ON_DEVICE) if name == "device" else classes == CLASSES.index(name)
-        return gain(aligned, Faster(chosen, factor)) or 0.0 if chosen.any() else 0.0
+        return gain(aligned, Faster(chosen, factor)) if chosen.any() else 0.0
 
     gone = {name: faster(name, 0.0) for name in CLASSES[LOADING:]}
     halved = {name: faster(name, 0.5) for name in (*CLASSES[:LOADING], "device")}
     busy = busy_time(aligned)
     has_device = bool(device.any())
-    causes = gone | {"rank": slow_gain if slow else 0.0, "skew": skew, "bubble": busy.message_wait}
+    causes = gone | {"rank": slow_gain, "skew": skew, "bubble": busy.message_wait}
+    causes["imbalance"] = balanced if balanced >= 2 * slow_gain else 0.0  # no few ranks are the cause
     on_path, outside = host_path(aligned, classes)
     bound = _bound(causes, halved, "host" if has_device and outside < 0.5 else "python", has_device)
+    if bound == "imbalance":
+        slow, slow_gain = [], 0.0
     found = Diagnosis(
         name=run.name,
         ranks=len(run.graph.ranks),
@@ -160,7 +181,7 @@ def diagnose(run: Run) -> Diagnosis:
         bound=bound,
         evidence=_evidence(bound, causes, halved, busy, slow) + _more_evidence(run, bound, on_path, device),
         slow_rank=slow[0] if slow else None,
-        slow_rank_gain=slow_gain if slow else 0.0,
+        slow_rank_gain=slow_gain,
         slow_ranks=tuple(slow),
         slow_in=slow_in(run, classes, slow[0]) if slow else "",
         skew_ms=float(run.release_ns.max(initial=0)) / 1e6,
@@ -168,14 +189,12 @@ def diagnose(run: Run) -> Diagnosis:
         shares=busy.shares,
         hidden=busy.hidden,
         kernels=top_kernels(run, classes, device),
-        proposals=[],
-        contradictions={},
         uneven_steps=uneven_steps(run),
     )
-    proposals = sorted(_proposals(aligned, found, has_device, halved, gone), key=lambda each: -each.gain)
-    return replace(
-        found, proposals=proposals, contradictions=dict(_contradictions(run, found, busy, has_device))
-    )
+    proposals = _proposals(aligned, found, starts, has_device, halved, causes)
+    contradictions = dict(_contradictions(run, found, has_device))
+    by_gain = sorted(proposals, key=lambda each: -each.gain)
+    return replace(found, proposals=by_gain, contradictions=contradictions)
 
 
 def _bound(causes: dict[str, float], halved: dict[str, float], host: str, has_device: bool) -> str:
@@ -205,34 +224,30 @@ def _evidence(
     slow: Sequence[int],
 ) -> str:
     if bound == "rank" and slow:
-        waiting = busy.group_wait + busy.message_wait
         who = f"Rank {slow[0]} keeps" if len(slow) == 1 else f"{len(slow)} ranks keep"
-        return f"{who} the others waiting for {waiting:.0%} of their time."
+        return f"{who} the others waiting for {busy.shares['wait']:.0%} of their time."
     if bound == "bubble":
         return f"Stages wait {busy.message_wait:.0%} of the time for messages of their neighbours."
     if bound in causes:
         return f"Without that the step would be {causes[bound]:.0%} shorter."
     if bound == "unknown":
         return "Neither device, host nor communication shortens the step by 1% if it is twice as fast."
-    largest = sorted(busy.shares.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
     gained = halved[{"cpu": "compute", "python": "host"}.get(bound, bound)]
+    parts = describe(busy.shares, len(busy.shares))
     return f"Twice as fast, it would make the step {gained:.0%} shorter (time of the ranks: {parts})."
 
 
 def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], device: np.ndarray) -> str:
     """What the host does on the critical path where it bounds the step; what the files can't tell."""
+    metadata = run.graph.traces[0].metadata
     if bound in ("host", "python", "start-up"):
-        listed = ", ".join(
-            f"{shortened(OUTSIDE if name == 'host-overhead' else name, LONGEST)} {share:.0%}"
-            for name, share in on_path
-            if share >= WORTH
-        )
+        listed = describe({shortened(NAMED.get(name, name), LONGEST): share for name, share in on_path})
         return f" Of the host's part of the critical path: {listed}." if listed else ""
     if bound == "communication" and _world(run) > len(run.graph.ranks):
         return " Waiting for ranks whose files are missing counts as communication."
-    if bound == "compute" and not run.graph.attribute("num_ops", 0)[device].any():
-        return " The files lack shapes, so that kernels are told apart by their names alone."
+    unknown = not run.graph.attribute("num_ops", 0)[device].any() and "planned_step_micros" not in metadata
+    if bound in ("compute", "memory") and unknown:
+        return " The files lack shapes, so that kernels are told apart by their names and tiles alone."
     return ""
 
 
@@ -243,41 +258,36 @@ def _world(run: Run) -> int:
 
 
 def _proposals(
-    run: Run, found: Diagnosis, has_device: bool, halved: dict[str, float], gone: dict[str, float]
+    run: Run,
+    found: Diagnosis,
+    starts: str,
+    has_device: bool,
+    halved: dict[str, float],
+    causes: dict[str, float],
 ) -> Iterator[Proposal]:
     """Changes that gain ``WORTH`` or more."""
     host = "host calls and launches twice as fast, as with CUDA graphs"
-    small = "memory-bound kernels twice as fast, as by fusion"
-    tried = [
-        ("no waiting for input data", gone["data loading"], ""),
-        ("nothing compiled during the steps", gone["compilation"], ""),
-        ("no device memory allocated or freed", gone["memory allocation"], ""),
-        ("copies between host and device hidden, as by prefetching", gone["host copies"], ""),
-        ("devices started and code loaded before the step, as by warm-up steps", gone["start-up"], ""),
-        ("communication twice as fast", halved["communication"], ""),
-        ("all ranks starting together", found.skew_gain, ""),
-    ]
-    if run.is_communication.any():
-        hidden = gain(run, Overlap()) or 0.0
-        beside = "communication overlapped with all independent computation"
-        tried.append((beside, hidden, "--overlap"))
     if found.bound == "python" or not has_device:
         host = "Python between operators twice as fast"
-    tried.append((host, halved["host"], ""))
-    if has_device:
-        tried.append((small, halved["memory"], ""))
+    tried = [(text, causes[cause], "") for cause, text in WITHOUT.items()]
+    tried += [
+        ("communication twice as fast", halved["communication"], ""),
+        ("communication overlapped with all independent computation", gain(run, Overlap()), "--overlap"),
+        ("memory-bound kernels twice as fast, as by fusion", halved["memory"], ""),
+        (host, halved["host"], ""),
+    ]
     if found.slow_rank is not None:
         flags = f"--rank {found.slow_rank}" if len(found.slow_ranks) == 1 else ""
         who = found.slow_names().replace("R", "r", 1)
         tried.append((f"{who} as fast as the others", found.slow_rank_gain, flags))
     for kernel in found.kernels[:1]:
         named = np.array([name == kernel.name for name in run.names])[run.name_of]
-        value = gain(run, Faster(named & ~run.is_communication, 0.5)) or 0.0
+        value = gain(run, Faster(named & ~run.is_communication, 0.5))
         flags = f"--scale '{_pattern(kernel.name, run.names)}'=0.5"
-        tried.append((f"{shortened(kernel.name, LONGEST)} twice as fast", value, flags))
+        tried.append((f"{kernel.shown} twice as fast", value, flags))
     for text, value, flags in tried:
         if value >= WORTH:
-            yield Proposal(text, value, f"{flags} --starts together" if flags and found.skew_ms else flags)
+            yield Proposal(text, value, flags and flags + starts)
 
 
 def _pattern(name: str, names: Sequence[str]) -> str:
@@ -287,28 +297,26 @@ def _pattern(name: str, names: Sequence[str]) -> str:
     return "^" + re.sub(r"([^\w\s:<>,-])", r"\\\1", name[:length]) + ("" if length else "$")
 
 
-def _contradictions(
-    run: Run, found: Diagnosis, busy: BusyTime, has_device: bool
-) -> Iterator[tuple[str, str]]:
+def _contradictions(run: Run, found: Diagnosis, has_device: bool) -> Iterator[tuple[str, str]]:
     """What can't be true together, so that the trace or its conversion lacks something."""
-    on_device = sum(busy.shares[name] for name in ("compute", "memory", "communication"))
+    on_device = sum(found.shares[name] for name in ("compute", "memory", "communication"))
     if has_device and on_device >= BUSY and found.bound == "host":
         yield (
             "busy-but-host-bound",
             f"devices are busy for {on_device:.0%} of the time, yet the host bounds the step: waits of the "
             "host may be recorded as its work",
         )
-    if busy.shares["idle"] >= IDLE:
+    if found.shares["idle"] >= IDLE:
         yield (
             "idle",
-            f"nothing that was recorded runs for {busy.shares['idle']:.0%} of the time: threads or earlier "
+            f"nothing that was recorded runs for {found.shares['idle']:.0%} of the time: threads or earlier "
             "launches may be missing in the trace, or the program waits for input",
         )
     kernel = next((each for each in found.kernels if (each.of_peak or 0) > ABOVE), None)
     if kernel is not None:
         yield (
             "above-peak",
-            f"{shortened(kernel.name, LONGEST)} reaches {kernel.of_peak:.0%} of the GPU's peak: its data "
+            f"{kernel.shown} reaches {kernel.of_peak:.0%} of the GPU's peak: its data "
             "come from a cache, or its shapes are not what it worked on",
         )
     if _world(run) > 1 and not run.is_communication.any():

@@ -222,16 +222,12 @@ def lines(sides: list[Side], top: int) -> list[str]:
         rows.append([*row, *([size(each["peak_bytes"])] if memory else [])])
     text = table(rows, right=range(1, len(rows[0])))
     text += [f"note: {note}" for note in notes(sides)]
-    matched = match(sides, "entries")
-    launching = (each for each in matched if each.kind == "operator" and any(each.device_ns))
+    classes, matched = ([(each, each.self_ns) for each in match(sides, of)] for of in ("classes", "entries"))
+    launching = (each for each, _ in matched if each.kind == "operator" and any(each.device_ns))
     for title, found in {
-        "Kernels and copies by class": [(each, each.self_ns) for each in match(sides, "classes")],
-        "What changed most on the host": [
-            (each, each.self_ns) for each in matched if each.kind in HOST_KINDS
-        ],
-        "What changed most on the device": [
-            (each, each.self_ns) for each in matched if each.kind in DEVICE_KINDS
-        ],
+        "Kernels and copies by class": classes,
+        "What changed most on the host": [row for row in matched if row[0].kind in HOST_KINDS],
+        "What changed most on the device": [row for row in matched if row[0].kind in DEVICE_KINDS],
         "Device time of the operators that launched it": [(each, each.device_ns) for each in launching],
     }.items():
         text += _listed(title, sides, found, top)

@@ -72,7 +72,8 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
             raise TraceError(
                 f"the ranks' traces begin {max(release) / 1e9:.0f} s apart: give the files of one run"
             )
-        notes += _skew(graph, release, aligned)
+        planned = any("planned_step_micros" in trace.metadata for trace in graph.traces)
+        notes += [] if planned else _skew(graph, release, aligned)  # a plan has no clocks
     if not matching.channels:
         return Timing(release, graph.duration_ns, notes)
     if graph.transfer is not None:

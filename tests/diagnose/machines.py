@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.simulate.run import Run, make_run
@@ -29,9 +32,16 @@ class Rank:
         self.nodes.append(make(len(self.nodes) + 1, length, *more, unique, **given))
         return len(self.nodes)
 
-    def host(self, name: str, length: int, kind: str = "operator", **more: Any) -> int:
-        self.thread = (self._add(cpu, length, self.thread, name=name, kind=kind, **more),)
+    def host(
+        self, name: str, length: int, kind: str = "operator", after: Sequence[int] = (), **more: Any
+    ) -> int:
+        self.thread = (self._add(cpu, length, (*self.thread, *after), name=name, kind=kind, **more),)
         return self.thread[0]
+
+    def gloo(self, length: int) -> int:
+        """An all-reduce on a thread of gloo; returns it, as nothing waits for it yet."""
+        times = {"transfer_micros": length, "wait_micros": 0, "is_cpu_op": 1, "tid": 99, "lane": 99}
+        return self._add(collective, length, self.thread, name="gloo:all_reduce", **times)
 
     def step(self, number: int) -> None:
         self.host(f"ProfilerStep#{number}", 0, "annotation")
@@ -43,12 +53,23 @@ class Rank:
         self.host("host-overhead", length, "host-overhead", rf_id=event)
 
     def kernel(
-        self, name: str, length: int, after: Sequence[int] = (), stream: int = 7, kind: str = "kernel"
+        self,
+        name: str,
+        length: int,
+        after: Sequence[int] = (),
+        stream: int = 7,
+        kind: str = "kernel",
+        **more: Any,
     ) -> int:
         launch = self.host(self.call, self.launch, "runtime")
         deps = (launch, *self.streams.get(stream, ()), *after)
-        self.streams[stream] = (self._add(kernel, length, deps, name=name, kind=kind, stream=stream),)
+        self.streams[stream] = (self._add(kernel, length, deps, name=name, kind=kind, stream=stream, **more),)
         return self.streams[stream][0]
+
+    def after(self, launch: int, name: str, length: int, stream: int = 7) -> None:
+        """A kernel of a graph that ``launch`` has launched."""
+        deps = (launch, *self.streams.get(stream, ()))
+        self.streams[stream] = (self._add(kernel, length, deps, name=name, kind="kernel", stream=stream),)
 
     def collective(self, length: int, stream: int = 9, name: str = NCCL, **more: Any) -> int:
         """After all that the compute stream has so far."""
@@ -107,15 +128,15 @@ def machine(
     return make_run("machine", traces, range(ranks), {"1": list(range(ranks))})
 
 
-def one_f_one_b(stages: int, batches: int, slow: int = -1) -> Run:
-    """Pipeline stages on GPUs, one forward and one backward in turn; stage ``slow`` takes twice as long."""
+def one_f_one_b(stages: int, batches: int, slow: int = -1, by: float = 2) -> Run:
+    """Pipeline stages on GPUs, one forward and one backward in turn; ``slow`` takes ``by`` times as long."""
 
     def work(rank: Rank, stage: int, step: int) -> None:
-        times = 2 if stage == slow else 1
+        times = by if stage == slow else 1
 
         def one_pass(length: int, source: int, target: int, tag: int) -> None:
             got = [rank.message(recv, source, tag)] if 0 <= source < stages else []
-            rank.kernel(GEMM, length * times, got)
+            rank.kernel(GEMM, round(length * times), got)
             if 0 <= target < stages:
                 rank.message(send, target, tag)
 
@@ -131,3 +152,17 @@ def one_f_one_b(stages: int, batches: int, slow: int = -1) -> Run:
                 one_pass(200, stage + 1, stage - 1, tag)
 
     return machine(stages, 2, work)
+
+
+def as_recorded(run: Run, *ranks: int) -> Run:
+    """The run as its ranks would record it: communication lasts from a rank's arrival to the end, without a
+    word on which part of it is waiting; ``ranks``: the files that are there (default: all)."""
+    traces = []
+    times = zip(run.graph.traces, *map(run.graph.scatter, (run.start_ns, run.end_ns)), strict=True)
+    for trace, start, end in times:
+        attributes = {name: each for name, each in trace.attributes.items() if not name.endswith("_micros")}
+        micros = {"start_micros": start // 1000 + 1, "duration_micros": (end - start) // 1000}
+        times_of = {name: values.astype(np.uint64) for name, values in micros.items()}
+        traces.append(replace(trace, attributes=attributes, **times_of))
+    kept = list(ranks) or run.graph.ranks
+    return make_run("recorded", [traces[rank] for rank in kept], kept, run.comm_groups)
