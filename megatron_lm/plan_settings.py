@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Literal
 
 from chakra_et import cli, files
-from fasop.commands import flag
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
@@ -38,10 +37,10 @@ GPT, LLAMA = "xl", "llama3-8b"
 class Config:
     """Which plan, and where its settings go."""
 
-    plan: str = flag("file that 'plan --json' printed", positional=True)
-    rank: int = flag("which of its plans, counted from 1", 1)
-    output: str = flag("file to write (default: standard output)", "")
-    format: Literal["megatron_lm", "megatron-bridge", "torchtitan", "deepspeed"] = flag(
+    plan: str = cli.option("file that 'plan --json' printed", positional=True)
+    rank: int = cli.option("which of its plans, counted from 1", 1)
+    output: str = cli.option("file to write (default: standard output)", "")
+    format: Literal["megatron_lm", "megatron-bridge", "torchtitan", "deepspeed"] = cli.option(
         "whose settings", "megatron_lm"
     )
 

@@ -23,7 +23,6 @@ import numpy as np
 from tqdm import tqdm
 
 from chakra_et import cli, files
-from fasop.commands import flag
 from megatron_lm.settings import MODELS
 from utils.data.config import DataConfig, DataError
 from utils.data.squad import read_squad_json
@@ -34,10 +33,10 @@ from utils.data.tokenizers import load_tokenizer
 class PreprocessConfig:
     """Which files become a dataset, and where it goes."""
 
-    inputs: tuple[str, ...] = flag("files, read one after the other", positional=True)
-    output: str = flag("prefix of the .bin and .idx to write")
-    model: str = flag("model whose vocabulary must hold the tokens", "xl")
-    tokenizer: str | None = flag("tokenizer.json or a folder with one; default: GPT-2's", None)
+    inputs: tuple[str, ...] = cli.option("files, read one after the other", positional=True)
+    output: str = cli.option("prefix of the .bin and .idx to write")
+    model: str = cli.option("model whose vocabulary must hold the tokens", "xl")
+    tokenizer: str | None = cli.option("tokenizer.json or a folder with one; default: GPT-2's", None)
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:

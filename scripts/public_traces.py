@@ -18,7 +18,7 @@ import hashlib
 import sys
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,13 +96,9 @@ TRACES = tuple(
 class Config:
     """The command's arguments."""
 
-    folder: str = field(
-        default="outputs/public_traces", metadata={"positional": True, "help": "where the traces go"}
-    )
-    only: str = field(default="*", metadata={"help": "names to download, as a shell pattern"})
-    base: str = field(
-        default=RAW, metadata={"help": "address of the repositories' files; file:///… for a mirror"}
-    )
+    folder: str = cli.option("where the traces go", "outputs/public_traces", positional=True)
+    only: str = cli.option("names to download, as a shell pattern", "*")
+    base: str = cli.option("address of the repositories' files; file:///… for a mirror", RAW)
 
 
 def main() -> int:

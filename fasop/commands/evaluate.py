@@ -21,7 +21,6 @@ from pathlib import Path
 
 from chakra_et import cli, text
 from chakra_et.text import printable
-from fasop.commands import flag
 from fasop.errors import PlanError
 from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.training_runs import expressible, predicted, read_runs, refused
@@ -36,13 +35,13 @@ from fasop.plans.plan import pick_plan
 class Config:
     """Which plans are evaluated, and with what."""
 
-    plan: str = flag("YAML file of layouts, or file of 'plan --json'", "", positional=True)
-    rows: str = flag("CSV of published training runs, in place of a plan", "")
-    rank: int = flag("which plan of a file of 'plan --json', counted from 1", 1)
-    cluster: str = flag("preset or YAML file, instead of the plan's cluster", "")
-    models_file: str = flag("YAML file of models", "")
-    costs: tuple[str, ...] = flag("cost files, before the published costs", ())
-    json: bool = flag("print the estimates as JSON", False)
+    plan: str = cli.option("YAML file of layouts, or file of 'plan --json'", "", positional=True)
+    rows: str = cli.option("CSV of published training runs, in place of a plan", "")
+    rank: int = cli.option("which plan of a file of 'plan --json', counted from 1", 1)
+    cluster: str = cli.option("preset or YAML file, instead of the plan's cluster", "")
+    models_file: str = cli.option("YAML file of models", "")
+    costs: tuple[str, ...] = cli.option("cost files, before the published costs", ())
+    json: bool = cli.option("print the estimates as JSON", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from chakra_et import cli, files
-from fasop.commands import flag
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, cost_name, read_costs
@@ -28,33 +27,35 @@ from fasop.output import report
 from fasop.plans.options import Attention, Options, Recompute
 from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front, plans_json
 
-exact_flag = functools.partial(flag, exact_only=True)  # what the published tool doesn't have
+exact_flag = functools.partial(cli.option, exact_only=True)  # what the published tool doesn't have
 
 
 @dataclass
 class Config:
     """What is planned, and what is shown."""
 
-    model: str = flag("a preset (data/models.yaml), one of --models-file, or a config.json")
-    cluster: str = flag("preset, or YAML file of one cluster (or FILE:NAME)")
-    cost_model: Literal["exact", "hpdc24"] = flag("exact, or the published tool's own estimate", "exact")
-    objective: Literal["time", "cost", "pareto"] = flag(
+    model: str = cli.option("a preset (data/models.yaml), one of --models-file, or a config.json")
+    cluster: str = cli.option("preset, or YAML file of one cluster (or FILE:NAME)")
+    cost_model: Literal["exact", "hpdc24"] = cli.option(
+        "exact, or the published tool's own estimate", "exact"
+    )
+    objective: Literal["time", "cost", "pareto"] = cli.option(
         "shortest step, cheapest step, or the Pareto front of both", "time"
     )
-    budget: float | None = flag("leave out clusters above this price, $/h", None)
-    max_step_time: float | None = flag("leave out slower plans, seconds", None)
-    max_tp: int = flag("largest tensor-parallel degree", 4)
-    tp: int | None = flag("only this tensor-parallel degree", None)
-    dp: int | None = flag("only this data-parallel degree", None)
-    pp: int | None = flag("only this number of pipeline stages", None)
-    mbs: int | None = flag("only this micro-batch, sequences", None)
-    top: int = flag("plans shown", 10)
-    json: bool = flag("print the plans as JSON, for the other commands", False)
-    csv: str = flag("write rows as CSV, or Parquet (.parquet), to this file (-: print them)", "")
-    picture: str = flag("draw cost over time of all plans found, with the Pareto front, as .svg", "")
-    all: bool = flag("every row, including those that do not fit into memory", False)
-    oom: bool = flag("show plans that do not fit into memory too", False)
-    recipe: Literal["auto", "modern", "plain"] = flag(
+    budget: float | None = cli.option("leave out clusters above this price, $/h", None)
+    max_step_time: float | None = cli.option("leave out slower plans, seconds", None)
+    max_tp: int = cli.option("largest tensor-parallel degree", 4)
+    tp: int | None = cli.option("only this tensor-parallel degree", None)
+    dp: int | None = cli.option("only this data-parallel degree", None)
+    pp: int | None = cli.option("only this number of pipeline stages", None)
+    mbs: int | None = cli.option("only this micro-batch, sequences", None)
+    top: int = cli.option("plans shown", 10)
+    json: bool = cli.option("print the plans as JSON, for the other commands", False)
+    csv: str = cli.option("write rows as CSV, or Parquet (.parquet), to this file (-: print them)", "")
+    picture: str = cli.option("draw cost over time of all plans found, with the Pareto front, as .svg", "")
+    all: bool = cli.option("every row, including those that do not fit into memory", False)
+    oom: bool = cli.option("show plans that do not fit into memory too", False)
+    recipe: Literal["auto", "modern", "plain"] = cli.option(
         "modern: FlashAttention, sequence parallelism, sharded optimizer; plain: only what flags turn on; "
         "auto: modern where a model has no measured costs",
         "auto",
@@ -62,7 +63,7 @@ class Config:
     recompute: Literal["none", "selective", "full", "auto"] = exact_flag(
         "activations computed again in the backward pass; auto: best", "none"
     )
-    zero: Literal[0, 1, 2, 3] = flag(
+    zero: Literal[0, 1, 2, 3] = cli.option(
         "ZeRO stage: 1 shards optimizer states, 2 gradients as well, 3 parameters as well", 0
     )
     overlap: bool = exact_flag("gradients reduced during the last backward pass", False)
@@ -86,14 +87,14 @@ class Config:
     per_stage: bool = exact_flag(
         "a tp, micro-batch and recomputation per stage; uneven data parallelism", False
     )
-    idle: bool = flag("leave nodes idle where that is faster or cheaper", True)
-    global_batch: int | None = flag("sequences per step, if not the model's", None)
-    seq: int | None = flag("tokens of a sequence, if not the model's", None)
-    tokens: str = flag("tokens of the training that is priced, such as 300B or 2T", "1T")
-    iterations: int | None = flag("its steps, in place of --tokens (hpdc24: 12,500,000)", None)
-    models_file: str = flag("YAML file of models", "")
-    costs: tuple[str, ...] = flag("cost files of 'profile', before the published costs", ())
-    workers: int = flag("processes (0: as many as are worth it)", 0)
+    idle: bool = cli.option("leave nodes idle where that is faster or cheaper", True)
+    global_batch: int | None = cli.option("sequences per step, if not the model's", None)
+    seq: int | None = cli.option("tokens of a sequence, if not the model's", None)
+    tokens: str = cli.option("tokens of the training that is priced, such as 300B or 2T", "1T")
+    iterations: int | None = cli.option("its steps, in place of --tokens (hpdc24: 12,500,000)", None)
+    models_file: str = cli.option("YAML file of models", "")
+    costs: tuple[str, ...] = cli.option("cost files of 'profile', before the published costs", ())
+    workers: int = cli.option("processes (0: as many as are worth it)", 0)
 
     def __post_init__(self) -> None:
         counts = ("cp", "max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "seq", "iterations")

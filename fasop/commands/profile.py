@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Literal
 
 from chakra_et import cli, files
-from fasop.commands import flag
 from fasop.errors import PlanError
 from fasop.inputs.costs import write_costs
 from fasop.inputs.models import find_model
@@ -30,17 +29,17 @@ from fasop.profiling.measure import Runs, measured
 class Config:
     """What is measured, and where."""
 
-    model: str = flag("a preset, or a name in --models-file")
-    models_file: str = flag("YAML file of models", "")
-    tp: tuple[int, ...] = flag("tensor-parallel degrees", (1,))
-    mbs: tuple[int, ...] = flag("micro-batches, sequences", (1,))
-    device: Literal["", "cuda", "cpu"] = flag("default: cuda where there is one", "")
-    gpu_name: str = flag("the GPU's name in cluster files (default: PyTorch's name of it)", "")
-    precision: Literal["", "float16", "bfloat16", "float32"] = flag("default: float16 on a GPU", "")
-    warmup: int = flag("runs before the measured ones", 3)
-    repeat: int = flag("measured runs, whose median counts", 10)
-    from_et: tuple[str, ...] = flag("take the costs from these .et files, ranks of one run", ())
-    output: str = flag("cost file to write", "costs.json")
+    model: str = cli.option("a preset, or a name in --models-file")
+    models_file: str = cli.option("YAML file of models", "")
+    tp: tuple[int, ...] = cli.option("tensor-parallel degrees", (1,))
+    mbs: tuple[int, ...] = cli.option("micro-batches, sequences", (1,))
+    device: Literal["", "cuda", "cpu"] = cli.option("default: cuda where there is one", "")
+    gpu_name: str = cli.option("the GPU's name in cluster files (default: PyTorch's name of it)", "")
+    precision: Literal["", "float16", "bfloat16", "float32"] = cli.option("default: float16 on a GPU", "")
+    warmup: int = cli.option("runs before the measured ones", 3)
+    repeat: int = cli.option("measured runs, whose median counts", 10)
+    from_et: tuple[str, ...] = cli.option("take the costs from these .et files, ranks of one run", ())
+    output: str = cli.option("cost file to write", "costs.json")
 
     def __post_init__(self) -> None:
         if min((*self.tp, *self.mbs, self.repeat)) < 1 or self.warmup < 0:

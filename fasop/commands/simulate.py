@@ -16,7 +16,6 @@ import msgspec
 
 from chakra_et import cli, files
 from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
-from fasop.commands import flag
 from fasop.plans.plan import Plan, pick_plan, plans_json
 from fasop.schedule import events as events_
 from fasop.schedule.events import Event
@@ -38,13 +37,13 @@ STRIPS = ("compute", "communication")
 class Config:
     """Which plan is simulated, how, and what is written."""
 
-    plan: str = flag("file that 'plan --json' printed", positional=True)
-    rank: int = flag("which of its plans, counted from 1", 1)
-    picture: str = flag("page to write, .html", "")
-    et: bool = flag("write an .et file for every rank, and a folder for ASTRA-sim", False)
-    bundle: bool = flag("with --et: the folder that ASTRA-sim runs", True)
-    output: str = flag("folder of the .et files", ".")
-    name: str = flag("name of the .et files (default: model and cluster)", "")
+    plan: str = cli.option("file that 'plan --json' printed", positional=True)
+    rank: int = cli.option("which of its plans, counted from 1", 1)
+    picture: str = cli.option("page to write, .html", "")
+    et: bool = cli.option("write an .et file for every rank, and a folder for ASTRA-sim", False)
+    bundle: bool = cli.option("with --et: the folder that ASTRA-sim runs", True)
+    output: str = cli.option("folder of the .et files", ".")
+    name: str = cli.option("name of the .et files (default: model and cluster)", "")
 
     def __post_init__(self) -> None:
         if self.picture and not self.picture.endswith(".html"):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from chakra_et import cli
 from chakra_et.text import table
-from fasop.commands import flag
 from megatron_lm.logs import records, runs
 from megatron_lm.results import view
 from megatron_lm.results.problems import TAIL_BYTES, last_gpus
@@ -35,8 +34,8 @@ STYLES = {"WRONG": RED, "WARNING": RED, "first failure": RED, "job ": BOLD, "***
 class ResultConfig:
     """Which run to show, and whether to keep showing it."""
 
-    job_ids: tuple[str, ...] = flag("job id, or both ids of a heterogeneous run", positional=True)
-    watch: bool = flag("refresh every 2 s until the run has ended, then write its page", False)
+    job_ids: tuple[str, ...] = cli.option("job id, or both ids of a heterogeneous run", positional=True)
+    watch: bool = cli.option("refresh every 2 s until the run has ended, then write its page", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

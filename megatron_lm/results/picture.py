@@ -23,7 +23,6 @@ import numpy as np
 from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
-from fasop.commands import flag
 from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule.events import of_plan
 from megatron_lm.errors import RunError
@@ -96,10 +95,10 @@ class Bubble:
 class PictureConfig:
     """Which events to draw, and where to."""
 
-    job_ids: tuple[str, ...] = flag("job id, or both ids of a heterogeneous run", positional=True)
-    iterations: str = flag("which iterations: 3, 3-5, all or last", "last")
-    plan: Path | None = flag("plan of 'python -m fasop' to draw below the run", None)
-    output: Path = flag("HTML page to write", Path("out.html"))
+    job_ids: tuple[str, ...] = cli.option("job id, or both ids of a heterogeneous run", positional=True)
+    iterations: str = cli.option("which iterations: 3, 3-5, all or last", "last")
+    plan: Path | None = cli.option("plan of 'python -m fasop' to draw below the run", None)
+    output: Path = cli.option("HTML page to write", Path("out.html"))
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"all|last|[1-9]\d*(-[1-9]\d*)?", self.iterations):

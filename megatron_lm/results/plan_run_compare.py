@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.text import table
-from fasop.commands import flag
 from fasop.commands import plan as planner
 from fasop.plans.plan import Plan, plans_json
 from fasop.profiling.measure import fit_units
@@ -46,10 +45,10 @@ PLENTY = 1e18  # bit/s: a message costs its latency alone
 class CompareConfig:
     """The size of the runs, and where the results go."""
 
-    stages: int = flag("pipeline stages, one process per stage", 2)
-    global_batch: int = flag("sequences per iteration, in micro-batches of one", 16)
-    iterations: int = flag("iterations per run", 10)
-    output: Path = flag("folder for the results", Path("plan_run_compare"))
+    stages: int = cli.option("pipeline stages, one process per stage", 2)
+    global_batch: int = cli.option("sequences per iteration, in micro-batches of one", 16)
+    iterations: int = cli.option("iterations per run", 10)
+    output: Path = cli.option("folder for the results", Path("plan_run_compare"))
 
     def __post_init__(self) -> None:
         layers = MODELS[MODEL].layers

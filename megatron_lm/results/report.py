@@ -12,7 +12,6 @@ from pathlib import Path
 
 from chakra_et import cli, files
 from chakra_et.report.page import figures_page
-from fasop.commands import flag
 from megatron_lm.logs import runs
 from megatron_lm.results import view
 from megatron_lm.results.view import View
@@ -25,7 +24,7 @@ KINDS = ("out", "err", "gpu", "summary")
 class ReportConfig:
     """Which run, and what of it."""
 
-    words: tuple[str, ...] = flag("job ids, then out, err, gpu or summary", positional=True)
+    words: tuple[str, ...] = cli.option("job ids, then out, err, gpu or summary", positional=True)
 
     def __post_init__(self) -> None:
         if len(self.words) < 2 or self.words[-1] not in KINDS:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chakra_et import cli, files
-from fasop.commands import flag
 from megatron_lm import saved
 from megatron_lm.errors import RunError
 from megatron_lm.logs import BATCH_OUTPUT, JOBS, LOCAL, SETTINGS
@@ -45,13 +44,13 @@ FIXED = {
 class SubmitConfig:
     """What to submit, and where."""
 
-    words: tuple[str, ...] = flag("settings for this run, as NAME=VALUE", (), positional=True)
-    settings: str = flag("file of settings, as 'fasop export' writes it", "")
-    resume: str = flag("job id of a run to continue from its last checkpoint", "")
-    local: bool = flag("run all ranks on this machine, without Slurm", False)
-    het: bool = flag("heterogeneous: one het job instead of two jobs", False)
-    dry_run: bool = flag("print what would be submitted; submit nothing", False)
-    stop_on_nan: str = flag("end after N iterations in a row whose loss or gradients aren't finite", "")
+    words: tuple[str, ...] = cli.option("settings for this run, as NAME=VALUE", (), positional=True)
+    settings: str = cli.option("file of settings, as 'fasop export' writes it", "")
+    resume: str = cli.option("job id of a run to continue from its last checkpoint", "")
+    local: bool = cli.option("run all ranks on this machine, without Slurm", False)
+    het: bool = cli.option("heterogeneous: one het job instead of two jobs", False)
+    dry_run: bool = cli.option("print what would be submitted; submit nothing", False)
+    stop_on_nan: str = cli.option("end after N iterations in a row whose loss or gradients aren't finite", "")
 
     def __post_init__(self) -> None:
         if self.het and self.local:
