@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from chakra_et.cli import option
 from utils.data.tokenizers import Family
 from utils.training.config import TrainConfig
 
@@ -26,6 +27,6 @@ class BertTrainConfig(TrainConfig):
     family: ClassVar[Family] = "bert"
     presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
 
-    model_name: str = field(default="bert-base-uncased", metadata={"help": "one of " + ", ".join(PRESETS)})
-    learning_rate: float = field(default=1e-4, metadata={"help": "peak learning rate of AdamW"})
-    save_dir: str = field(default="checkpoints/bert", metadata={"help": "folder of the checkpoints"})
+    model_name: str = option("one of " + ", ".join(PRESETS), "bert-base-uncased")
+    learning_rate: float = option("peak learning rate of AdamW", 1e-4)
+    save_dir: str = option("folder of the checkpoints", "checkpoints/bert")

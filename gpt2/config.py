@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from chakra_et.cli import option
 from utils.data.tokenizers import Family
 from utils.training.config import TrainConfig
 
@@ -26,6 +27,6 @@ class GPT2TrainConfig(TrainConfig):
     family: ClassVar[Family] = "gpt2"
     presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
 
-    model_name: str = field(default="gpt2", metadata={"help": "one of " + ", ".join(PRESETS)})
-    learning_rate: float = field(default=3e-4, metadata={"help": "peak learning rate of AdamW"})
-    save_dir: str = field(default="checkpoints/gpt2", metadata={"help": "folder of the checkpoints"})
+    model_name: str = option("one of " + ", ".join(PRESETS), "gpt2")
+    learning_rate: float = option("peak learning rate of AdamW", 3e-4)
+    save_dir: str = option("folder of the checkpoints", "checkpoints/gpt2")

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+
+from chakra_et.cli import option
 
 _PUNCTUATION = " ._-+=@,()"
 # Leaves room for _rankN, the side and .json.gz within the 255 bytes of a file name.
@@ -21,23 +22,18 @@ _MAX_BYTES = 180
 LEAST_STEPS = {"trace_wait_steps": 0, "trace_warmup_steps": 0, "trace_active_steps": 1}
 
 
-def flag(default: Any, help_text: str) -> Any:
-    """A field that is a flag of the command line."""
-    return field(default=default, metadata={"help": help_text})
-
-
 @dataclass
 class TraceConfig:
     """The tracing flags. The defaults need six steps."""
 
-    enable_tracing: bool = flag(False, "record host and device traces of every rank")
-    trace_output_dir: str = flag("outputs", "folder for the traces")
-    trace_name: str | None = flag(None, "base name of the trace files (default: model and process count)")
-    trace_wait_steps: int = flag(2, "steps before the profiler starts")
-    trace_warmup_steps: int = flag(1, "steps with the profiler running but not recording")
-    trace_active_steps: int = flag(3, "steps to record")
-    trace_gzip: bool = flag(False, "compress the traces (.json.gz)")
-    trace_memory: bool = flag(False, "also record memory allocations and frees")
+    enable_tracing: bool = option("record host and device traces of every rank", False)
+    trace_output_dir: str = option("folder for the traces", "outputs")
+    trace_name: str | None = option("base name of the trace files (default: model and process count)", None)
+    trace_wait_steps: int = option("steps before the profiler starts", 2)
+    trace_warmup_steps: int = option("steps with the profiler running but not recording", 1)
+    trace_active_steps: int = option("steps to record", 3)
+    trace_gzip: bool = option("compress the traces (.json.gz)", False)
+    trace_memory: bool = option("also record memory allocations and frees", False)
 
     def __post_init__(self) -> None:
         if self.trace_name is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from chakra_et.capture.config import flag
+from chakra_et.cli import option
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 PROBE_SECONDS = 5.0
@@ -30,24 +30,24 @@ class DataError(ValueError):
 class DataConfig:
     """What to train on, and how it is cut into samples."""
 
-    dataset: str = flag(
-        "squad", "squad (hub cache or hub), sample (the small one in data/) or a SQuAD JSON file"
+    dataset: str = option(
+        "squad (hub cache or hub), sample (the small one in data/) or a SQuAD JSON file", "squad"
     )
-    tokenizer: str | None = flag(
-        None, "tokenizer.json or its folder (default: Docker image, hub cache, hub, data/tokenizers)"
+    tokenizer: str | None = option(
+        "tokenizer.json or its folder (default: Docker image, hub cache, hub, data/tokenizers)", None
     )
-    max_seq_length: int | None = flag(
-        None, "longest sample in tokens (default: 1024 for GPT-2 and 512 for BERT on GPUs, 128 on CPUs)"
+    max_seq_length: int | None = option(
+        "longest sample in tokens (default: 1024 for GPT-2 and 512 for BERT on GPUs, 128 on CPUs)", None
     )
-    padding: Literal["longest", "max"] = flag(
-        "longest",
+    padding: Literal["longest", "max"] = option(
         "pad each batch to its longest sample, or all batches to --max-seq-length, so that every step has "
         "the same shapes",
+        "longest",
     )
-    require_dataset: bool = flag(
-        False, "fail if --dataset squad is not available, instead of using the sample"
+    require_dataset: bool = option(
+        "fail if --dataset squad is not available, instead of using the sample", False
     )
-    num_workers: int = flag(2, "data-loading processes per rank (0: load in the training process)")
+    num_workers: int = option("data-loading processes per rank (0: load in the training process)", 2)
 
     def __post_init__(self) -> None:
         if self.max_seq_length is not None and self.max_seq_length < MIN_LENGTH:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from chakra_et import cli
-from chakra_et.capture.config import TraceConfig, flag
+from chakra_et.capture.config import TraceConfig
+from chakra_et.cli import option
 from chakra_et.files import write_json
 from utils.data.config import DataConfig
 from utils.data.tokenizers import MAX_LENGTH, Family
@@ -39,36 +40,36 @@ class TrainConfig(TraceConfig, DataConfig):
     family: ClassVar[Family]
     presets: ClassVar[dict[str, dict[str, int]]]
 
-    model_name: str = flag("", "model size")
-    dropout: float | None = flag(None, "dropout rate of all layers (default: the model's own)")
+    model_name: str = option("model size", "")
+    dropout: float | None = option("dropout rate of all layers (default: the model's own)", None)
 
-    batch_size: int = flag(4, "samples per forward pass on each GPU (or CPU process)")
-    gradient_accumulation_steps: int = flag(1, "forward passes per optimizer step")
-    learning_rate: float = flag(1e-4, "peak learning rate of AdamW")
-    weight_decay: float = flag(0.01, "weight decay of AdamW; none on biases and norms")
-    warmup_steps: int = flag(100, "steps of linear warm-up; the rate then decays linearly to 0")
-    max_grad_norm: float = flag(1.0, "clip the gradient to this norm (0: no clipping)")
-    num_epochs: int = flag(3, "passes over the training data")
-    max_steps: int | None = flag(None, "optimizer steps, in place of --num-epochs (0: use --num-epochs)")
-    num_gpus: int | None = flag(None, "fail unless this many processes were launched (default: any number)")
-    seed: int = flag(42, "seed of initial weights, data order, masks and dropout")
-    bf16: bool = flag(False, "compute in bfloat16 where that is safe (autocast)")
-    gradient_checkpointing: bool = flag(
-        False, "compute activations again in the backward pass instead of keeping them"
+    batch_size: int = option("samples per forward pass on each GPU (or CPU process)", 4)
+    gradient_accumulation_steps: int = option("forward passes per optimizer step", 1)
+    learning_rate: float = option("peak learning rate of AdamW", 1e-4)
+    weight_decay: float = option("weight decay of AdamW; none on biases and norms", 0.01)
+    warmup_steps: int = option("steps of linear warm-up; the rate then decays linearly to 0", 100)
+    max_grad_norm: float = option("clip the gradient to this norm (0: no clipping)", 1.0)
+    num_epochs: int = option("passes over the training data", 3)
+    max_steps: int | None = option("optimizer steps, in place of --num-epochs (0: use --num-epochs)", None)
+    num_gpus: int | None = option("fail unless this many processes were launched (default: any number)", None)
+    seed: int = option("seed of initial weights, data order, masks and dropout", 42)
+    bf16: bool = option("compute in bfloat16 where that is safe (autocast)", False)
+    gradient_checkpointing: bool = option(
+        "compute activations again in the backward pass instead of keeping them", False
     )
-    compile: bool = flag(False, "compile the model with torch.compile")
+    compile: bool = option("compile the model with torch.compile", False)
 
-    logging_steps: int = flag(10, "log every N steps")
-    eval_steps: int = flag(1000, "evaluate every N steps and at the end (0: at the end only)")
-    skip_eval: bool = flag(False, "never evaluate; best_model is then the final model")
-    save_steps: int = flag(1000, "save a checkpoint every N steps and at the end (0: best_model only)")
-    save_dir: str = flag("checkpoints", "folder of the checkpoints")
-    resume_from_checkpoint: str | None = flag(
-        None, "resume from this checkpoint folder, or from the 'latest' one in --save-dir"
+    logging_steps: int = option("log every N steps", 10)
+    eval_steps: int = option("evaluate every N steps and at the end (0: at the end only)", 1000)
+    skip_eval: bool = option("never evaluate; best_model is then the final model", False)
+    save_steps: int = option("save a checkpoint every N steps and at the end (0: best_model only)", 1000)
+    save_dir: str = option("folder of the checkpoints", "checkpoints")
+    resume_from_checkpoint: str | None = option(
+        "resume from this checkpoint folder, or from the 'latest' one in --save-dir", None
     )
-    report_to: Literal["tensorboard", "wandb", "none"] = flag("none", "where metrics go besides the log")
-    convert: bool = flag(True, "with --enable-tracing: convert the traces to .et files at the end")
-    dist_timeout: float = flag(600.0, "end the run if a rank hangs for this many seconds")
+    report_to: Literal["tensorboard", "wandb", "none"] = option("where metrics go besides the log", "none")
+    convert: bool = option("with --enable-tracing: convert the traces to .et files at the end", True)
+    dist_timeout: float = option("end the run if a rank hangs for this many seconds", 600.0)
 
     def __post_init__(self) -> None:
         TraceConfig.__post_init__(self)
