@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-MISSING = object()
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -19,12 +18,10 @@ def memo(method: Method) -> Method:
 
     @functools.wraps(method)
     def remembered(self: Any, *arguments: Any) -> Any:
-        results = self.__dict__.get(name)
-        if results is None:
-            results = self.__dict__[name] = {}
-        result = results.get(arguments, MISSING)
-        if result is MISSING:
-            result = results[arguments] = method(self, *arguments)
+        results = self.__dict__.setdefault(name, {})
+        if arguments in results:
+            return results[arguments]
+        result = results[arguments] = method(self, *arguments)
         return result
 
     return remembered  # type: ignore[return-value]

@@ -67,8 +67,8 @@ class Passes:
         options, tp, ep = self.options, group_size(tensor), max(group_size(experts), 1)
         units = self.units(tensor[0].gpu, tp, mbs, ep, len(tensor))
         once, passes = self.sum_seconds(tensor, mbs), (units.forward, units.backward)
-        # A unit that was timed alone with its collectives ends with the last. Where launches decide, the next
-        # unit's are made meanwhile in a run.
+        # A unit that was timed alone ends with its last collective. In a run the host launches the next unit
+        # meanwhile, where launches set the pace.
         forward, backward = (
             np.maximum(least, seconds - once * (sums > 0)) if units.has_collectives else seconds + once * sums
             for seconds, least, sums in zip(passes, units.least, self._sums, strict=True)

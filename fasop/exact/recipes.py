@@ -52,7 +52,7 @@ MEMORY_SHARE = 0.67
 # Bytes per second that are assumed, as no published run has set them: of copies between a GPU and its host, a
 # direction (PCIe 4.0 × 16), and of the memory of a host with two sockets.
 HOST_LINK, HOST_MEMORY = 25e9, 250e9
-_SHARP = 4  # how sharply the slower of two things that run at once decides
+_SHARP = 4  # exponent by which kernels and host are joined: the larger, the nearer to the slower of the two
 _CAST_BYTES = 4  # per number of an operand: read in 16 bits, written in 8, along both sides
 
 

@@ -40,7 +40,7 @@ _AGAIN: dict[str, Again] = {
     **{"mla_up_proj": "latent", "'mlp'": "experts", "'moe'": "experts", "core_attn": "elementwise"},
     **{"layernorm": "elementwise", "moe_act": "elementwise", "selective AC": "operators"},
 }
-MOST_MISSING = 4  # layers as which embedding and head count together
+MOST_MISSING = 4  # layers that embedding and head may count as together
 _OFTEN = "26"  # from this release on recipes send tokens by DeepEP or HybridEP
 # Hidden size, layers and heads (README of MPT's llm-foundry).
 _MPT = {

@@ -31,7 +31,7 @@ from fasop.search.planner import sharded_memory
 # How far the exact model's steps were off on average for plans that others have measured on A100
 # (benchmarks/planner_accuracy.py): plans that are closer than this are not told apart.
 MEAN_ERROR = 0.08
-WORTH = 0.8  # of a step, from which flags that make it shorter are named
+WORTH = 0.8  # flags are named that together make a step shorter than this share of it
 # The published tool's columns, which its users' notebooks read.
 COLUMNS = (
     *("mbs", "tp", "dp", "pp", "node placement", "num_a100", "num_a10", "partition"),

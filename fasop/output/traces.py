@@ -30,7 +30,7 @@ from fasop.plans.plan import Plan
 from fasop.schedule.events import Event, chunk_layers, layer_seconds, step_time
 
 WORLD = "1"  # the group of all ranks
-# Of the seconds of a measured layer that is faster than the links' model has its collectives, their part.
+# Share of a measured layer's time that its collectives get where, by their links alone, they take longer.
 MOST = 0.9
 COMPUTE, TENSOR, DATA = 0, 5, 6  # lanes; 1 to 4 are for messages
 SUM, EXCHANGE = "S", "X"  # in a layer's pass: over the tensor-parallel ranks; of tokens, with experts
@@ -261,8 +261,8 @@ def _pass(plan: Plan, stage: int, event: Event) -> Iterator[Piece]:
         units = embedding + "T" * sizes[event.chunk] + head
     sums = FORWARD_SUMS if is_forward else BACKWARD_SUMS
     layers = sum(kind in "TD" for kind in units)
-    # A plan has no times of an embedding and a head alone: beside a head, an embedding is no more than its
-    # sums.
+    # A plan has no separate times of embedding and head: on a stage with both, the embedding takes as long
+    # as its collectives.
     rest = max(event.end - event.start - each * layers, 0.0)
     embeddings, is_split = units.count("E"), choice.tp > 1
     ends = {"E": rest / max(embeddings, 1)}
