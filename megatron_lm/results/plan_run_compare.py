@@ -61,9 +61,8 @@ class CompareConfig:
 
 
 class Measured(NamedTuple):
-    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; bubble: 0 to 1.
-
-    stages: what each did, per iteration.
+    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; stages: what each
+    did, per iteration.
     """
 
     job: str
@@ -72,8 +71,7 @@ class Measured(NamedTuple):
     stage_forward: list[float]
     stage_backward: list[float]
     message: float
-    bubble: float
-    stages: Sequence[Bubble] = ()
+    stages: Sequence[Bubble]
 
     @property
     def outside(self) -> float:
@@ -191,7 +189,6 @@ def read_run(job: str, stages: int) -> Measured:
         forward,
         backward,
         min(each.end - each.start for each in events if each.task in messages),
-        _share(bubbles),
         [
             Bubble(each.rank, each.seconds / count, each.compute / count, each.communication / count)
             for each in bubbles
@@ -223,8 +220,6 @@ def explained(plan: Plan, result: Measured, outside: float) -> TextTable:
 
     ``outside``: seconds beside the pipeline, as measured in the runs before the plan.
     """
-    if not result.stages:
-        return TextTable("Why the step differs", (), [])
     theirs = max(result.stages, key=lambda stage: stage.compute)
     ours = picture.bubbles(picture.predicted_events(plan))[theirs.rank]
     idle = tuple(each.seconds - each.compute - each.communication for each in (ours, theirs))
@@ -252,7 +247,7 @@ def comparison(plan: Plan, result: Measured, outside: float) -> TextTable:
     for name in ("forward", "backward"):
         pairs = zip(getattr(plan, f"stage_{name}"), getattr(result, f"stage_{name}"), strict=True)
         rows += [(f"{name} of stage {stage}, ms", 1000 * a, 1000 * b) for stage, (a, b) in enumerate(pairs)]
-    rows.append(("bubble, %", 100 * _share(bubbles), 100 * result.bubble))
+    rows.append(("bubble, %", 100 * _share(bubbles), 100 * _share(result.stages)))
     step = "step, ms (with optimizer, data loading and logging as in the runs before the plan)"
     rows.append((step, 1000 * (plan.step_time + outside), 1000 * result.iteration))
     cells = [(name, f"{a:.2f}", f"{b:.2f}", f"{100 * (a / b - 1):+.1f}" if b else "") for name, a, b in rows]

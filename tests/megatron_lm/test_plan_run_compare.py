@@ -31,7 +31,8 @@ def measured(layers: tuple[int, ...]) -> Measured:
     """Of a machine on which a backward takes twice the forward, exactly."""
     last = len(layers) - 1
     forward = [E * (i == 0) + T * count + P * (i == last) for i, count in enumerate(layers)]
-    return Measured("", 0.0, 0.0, forward, [2 * f for f in forward], 1e-4, 0.0)
+    stages = [picture.Bubble(rank, 1.0, 3 * f, 0.0) for rank, f in enumerate(forward)]
+    return Measured("", 0.0, 0.0, forward, [2 * f for f in forward], 1e-4, stages)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
