@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fasop.errors import PlanError
+
 if TYPE_CHECKING:
     from fasop.api import as_job, costs, plan
-    from fasop.errors import PlanError
 
 __all__ = ["PlanError", "as_job", "costs", "plan"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("fasop.errors" if name == "PlanError" else "fasop.api"), name)
+        return getattr(importlib.import_module("fasop.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

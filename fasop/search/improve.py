@@ -89,12 +89,12 @@ class Steps:
         seconds = forward + backward
         return (synced + update).max(axis=0), (seconds**2).sum(axis=0) / seconds.sum(axis=0) ** 2
 
-    def all(self) -> tuple[np.ndarray, np.ndarray]:
-        """``simulate`` of all, with inf where one does not fit."""
-        (fitting,) = np.nonzero(self.least < np.inf)
+    def all(self, limit: float | np.ndarray = np.inf) -> tuple[np.ndarray, np.ndarray]:
+        """``simulate`` of all, with inf where one does not fit or can't take less than ``limit`` seconds."""
+        (tried,) = np.nonzero(self.least < limit)
         steps, uneven = np.full(len(self.least), np.inf), np.zeros(len(self.least))
-        if fitting.size:
-            steps[fitting], uneven[fitting] = self.simulate(fitting)
+        if tried.size:
+            steps[tried], uneven[tried] = self.simulate(tried)
         return steps, uneven
 
 
@@ -216,13 +216,10 @@ class _Pool:
         candidates = Steps(
             self.tables, self.placements, self.which[going].repeat(each), near.reshape(-1, stages)
         )
-        steps, seconds = np.full((2, count, each), np.inf)
-        (tried,) = np.nonzero(candidates.least < self.seconds[going].repeat(each))
-        if tried.size:
-            found, uneven = candidates.simulate(tried)
-            steps.flat[tried], seconds.flat[tried] = found, found * (1 + TIE * uneven)
+        steps, uneven = candidates.all(self.seconds[going].repeat(each))
+        seconds = (steps * (1 + TIE * uneven)).reshape(count, each)
         rows, at = np.arange(count), seconds.argmin(axis=1)
-        steps, seconds = steps[rows, at], seconds[rows, at]
+        steps, seconds = steps.reshape(count, each)[rows, at], seconds[rows, at]
         better = seconds < self.seconds[going] / SLACK
         moved: np.ndarray = going[better]
         self.partitions[moved] = near[rows, at][better]
