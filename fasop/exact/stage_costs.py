@@ -6,7 +6,6 @@ seats serves every placement and partition.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, get_args
@@ -251,12 +250,8 @@ def data_group(seats: Seats, tp: int, ranks: int) -> Group:
 def ranges(values: np.ndarray) -> np.ndarray:
     """Sums of values[a:b] as [a, b], inf where b ≤ a."""
     ends = np.concatenate([[0.0], np.cumsum(values)])
-    return np.where(_after(len(ends)), ends[None, :] - ends[:, None], np.inf)
-
-
-@functools.lru_cache(maxsize=8)
-def _after(n: int) -> np.ndarray:
-    return np.arange(n)[None, :] > np.arange(n)[:, None]
+    place = np.arange(len(ends))
+    return np.where(place > place[:, None], ends - ends[:, None], np.inf)
 
 
 def finite(table: np.ndarray) -> np.ndarray:

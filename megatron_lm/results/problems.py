@@ -8,7 +8,7 @@ import contextlib
 import re
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from megatron_lm.diagnosis import failures
 from megatron_lm.diagnosis.failures import Failure
@@ -35,8 +35,9 @@ def found(
     for job, known in states.items():
         if known.word != runs.COMPLETED and known.word not in runs.ALIVE:
             yield f"WRONG: job {job} is not running: {known}"
-    if sentence := not_finite(outputs.values()):
-        yield f"WRONG: {with_nodes(run, sentence)}"
+    if seen := [match for data in outputs.values() for match in NOT_FINITE.findall(data)]:
+        number, where = seen[-1]
+        yield f"WRONG: {with_nodes(run, f'iteration {int(number)} is not finite: {where.decode()}')}"
     if any(known.word == runs.RUNNING for known in states.values()):
         interval = next((records.settings(data).get("LOG_INTERVAL", "1") for data in outputs.values()), "1")
         if sentence := stall(run, iterations, int(interval)):
@@ -73,12 +74,6 @@ def last_gpus(data: bytes) -> list[records.Gpu]:
     """The last sample of a GPU log; empty if it has none."""
     samples = records.gpu_samples(data[-TAIL_BYTES:])
     return samples[max(samples)] if samples else []
-
-
-def not_finite(outputs: Iterable[bytes]) -> str:
-    """The last time that loss or gradients stopped being finite; empty if they never did."""
-    seen = [match for data in outputs for match in NOT_FINITE.findall(data)]
-    return f"iteration {int(seen[-1][0])} is not finite: {seen[-1][1].decode()}" if seen else ""
 
 
 def divergence(iterations: Sequence[Iteration]) -> str:

@@ -65,15 +65,10 @@ def find_checkpoint(wanted: str, save_dir: Path) -> Path:
             why = "has weights only" if (folder / "config.json").is_file() else "is not a checkpoint"
             raise CheckpointError(f"--resume-from-checkpoint {wanted} {why}: give a step-N folder")
         return folder
-    found = _oldest_first(save_dir)
+    found = [path.parent for path in save_dir.glob(f"step-*/{STATE}")]
     if not found:
         raise CheckpointError(f"--resume-from-checkpoint latest: there is no checkpoint in {save_dir}")
-    return found[-1]
-
-
-def _oldest_first(save_dir: Path) -> list[Path]:
-    found = [path.parent for path in save_dir.glob(f"step-*/{STATE}")]
-    return sorted(found, key=lambda folder: float(read_state(folder)["saved_at"]))
+    return max(found, key=lambda folder: float(read_state(folder)["saved_at"]))
 
 
 def read_state(folder: Path) -> dict[str, Any]:
