@@ -42,11 +42,9 @@ class Grid:
             low = place.astype(int)
             ends.append(((low, 1 - place + low), (np.minimum(low + 1, len(sizes) - 1), place - low)))
             near *= np.minimum(sizes[-1] / values, 1) * np.minimum(values / sizes[0], 1)
-        total = np.zeros(len(points))
-        for corner in itertools.product(*ends):
-            index, weights = zip(*corner, strict=True)
-            total += np.prod(weights, axis=0) * self.logs[index]
-        return near * total
+        corners = (zip(*corner, strict=True) for corner in itertools.product(*ends))
+        near *= sum(np.prod(weights, axis=0) * self.logs[index] for index, weights in corners)
+        return near
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,8 @@ class NetworkModel:
     def describe(self) -> str:
         """One line."""
         parts = [f"call {self.call_ns / 1e3:.3g} µs", f"latency {self.latency_ns / 1e3:.3g} µs"]
-        for name, rate in (("bandwidth", self.bandwidth), ("reduction", self.reduce_bandwidth)):
-            if rate < math.inf:
-                parts.append(f"{name} {rate / 1e9:.3g} GB/s")
+        rates = {"bandwidth": self.bandwidth, "reduction": self.reduce_bandwidth}
+        parts += [f"{name} {rate / 1e9:.3g} GB/s" for name, rate in rates.items() if rate < math.inf]
         samples = f"{self.samples} sample{'' if self.samples == 1 else 's'}"
         return f"{', '.join(parts)} (±{self.error:.0%}, {samples} of {self.source})"
 

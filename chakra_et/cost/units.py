@@ -9,7 +9,7 @@ from chakra_et.errors import TraceError
 
 GIB = 1 << 30
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_PREFIX |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _NANOSECONDS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9}
 _NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s*"
 # As vendors write them: bits have a small b or are spelled out, bytes have a capital B.
@@ -29,8 +29,7 @@ def parse_bandwidth(text: str) -> float:
     found = bits or _BYTES.fullmatch(text.strip())
     if not found:
         raise TraceError(_refusal("bandwidth", text, "400 Gbit/s or 50 GB/s"))
-    scale = (_PREFIX | _BINARY)[found[2]]
-    return _positive("bandwidth", text, float(found[1]) * scale / (8 if bits else 1))
+    return _positive("bandwidth", text, float(found[1]) * _PREFIX[found[2]] / (8 if bits else 1))
 
 
 def parse_latency(text: str) -> float:
