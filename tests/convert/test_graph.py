@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chakra_et.convert.emit import whole_micros
-from chakra_et.convert.graph.build import build
+from chakra_et.convert.graph.build import Rows, _connect, build
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, NodeKind
 from tests.generator import Features, Program, generate, run
 from tests.generator.hand_made import Stages, annotation, call, kernel, op
@@ -36,6 +36,22 @@ def test_what_the_first_node_launches_depends_on_it(tmp_path: Path) -> None:
     stages = Stages(tmp_path, [call("cudaLaunchKernel", 0, 5, 9), kernel("k", 8, 30, 9)])
     graph = stages.graph
     assert (0, EdgeKind.LAUNCH) in zip(graph.source.tolist(), graph.edge_kind.tolist(), strict=True)
+
+
+def test_points_with_no_node_on_their_side_make_no_edge() -> None:
+    lane, none = np.array([0, 1]), np.array([-1, -1])
+    rows = Rows(lane, np.array([5, 5]), np.array([9, 9]), none, none, none)
+    # Kind; lane and time that it leaves; those that it enters: nothing ends by 3 or begins from 7 on.
+    points = [
+        [1, 0, 9, 1, 5],
+        [2, 0, 3, 1, 5],
+        [3, 0, 9, 1, 7],
+        [4, 1, 3, 0, 5],
+        [5, 1, 9, 0, 5],
+        [6, 0, 9, 0, 5],
+    ]
+    edges = _connect(rows, np.array(points), 2)
+    assert [each.tolist() for each in edges] == [[0, 1], [1, 0], [1, 5]]
 
 
 def test_operator_is_split_where_it_launches(tmp_path: Path) -> None:
