@@ -81,7 +81,7 @@ def mutant(node: ast.AST) -> tuple[str, str, object] | None:
         return "number", "value", node.value + (1 if node.lineno % 2 else -1)
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
         return "condition", "test", ast.UnaryOp(ast.Not(), node.test)
-    if isinstance(node, ast.Return) and node.value is not None:
+    if isinstance(node, ast.Return) and ast.unparse(node) not in ("return", "return None"):
         return "return", "value", ast.Constant(None)
     return None
 
