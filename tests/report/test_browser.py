@@ -12,6 +12,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.report.many import many_content
 from chakra_et.report.page import write_page
+from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
 from tests.export.test_recorded import converted, trace
 from tests.report.made_run import HOSTILE, write_large, write_run
 from tests.report.test_many import made_table, run_files
@@ -357,3 +358,13 @@ def test_call_stacks_are_shown_hidden_and_walked(shown: Any, tmp_path: Path) -> 
     page.locator(".details button", has_text="train.py(3): step").click()
     assert page.locator("#stacks").get_attribute("aria-pressed") == "true", "a frame that is gone to is shown"
     assert "python" in page.locator(".details").inner_text()
+
+
+def test_a_page_of_schedules_is_shown(shown: Any, tmp_path: Path) -> None:
+    spans = [Span(0, 0.0, 1.0, "work", "first"), Span(1, 1.0, 3.0, "work", "second")]
+    picture = Picture("step", [("a", ""), ("b", "idle")], spans, {"work": Kind("work", "#123456")})
+    (tmp_path / "page.html").write_text(schedule_page("step", [picture]))
+    page = shown(tmp_path / "page.html")
+    x, y = place(page, "second", 1)
+    page.mouse.click(x, y)
+    assert "second" in page.locator(".details h3").inner_text()

@@ -6,7 +6,7 @@ class Nodes {
     const zeros = new Uint8Array(given.row.length), none = new Uint32Array(0);
     const columns = { phase: zeros, module: zeros, parent: zeros, flags: zeros, degree: zeros, edge: none, edge_kind: none,
       work_node: none, comm_node: none, comm_wait: none, comm_operation: none, ...given };
-    this.tables = { memory: [], ...tables };
+    this.tables = { memory: [], phases: [], modules: [], edge_kinds: [], ...tables };
     this.columns = columns;
     this.count = columns.row.length;
     this.unit = tables.unit_ns;
