@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from chakra_et.cost.topology import COLLECTIVE_START, HOP_NS, INTER_LOSS, INTRA_LOSS
-from fasop.inputs.clusters import Cluster, Link
+from fasop.inputs.clusters import Cluster
 from fasop.memo import memo
 from fasop.plans.shapes import Group, Part, group_size
 
@@ -29,11 +29,6 @@ class Communication:
         self.cluster = cluster
         self._gpus = {gpu.name: gpu for gpu in cluster.gpus}
 
-    @memo
-    def link(self, one: str, two: str) -> Link | None:
-        """The link that the cluster file gives for nodes of two types."""
-        return next((link for link in self.cluster.links if set(link.between) == {one, two}), None)
-
     def between(self, one: str, two: str, size: float) -> tuple[float, float]:
         """bit/s and seconds of latency of a message of ``size`` bytes between two nodes of these types.
 
@@ -41,7 +36,7 @@ class Communication:
         the network is sold for.
         """
         a, b = self._gpus[one], self._gpus[two]
-        link = self.link(one, two)
+        link = next((link for link in self.cluster.links if set(link.between) == {one, two}), None)
         if link is None:
             sold = min(a.inter_bandwidth, b.inter_bandwidth)
             return sold / INTER_LOSS, max(a.inter_latency, b.inter_latency)

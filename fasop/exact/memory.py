@@ -22,17 +22,19 @@ MEMORY_MARGIN = 1.10
 def parameters(model: Model, tp: int, ep: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Parameters of one GPU [unit]: all, and those of its experts."""
     h, tables = model.hidden, model.hidden * model.vocab
-    attention = h * (2 * model.width + 2 * model.kv_width)
+    attention = model.attention_weights
     feed = (3 if model.gated else 2) * h
     each: float = attention + 13 * h + feed * (model.shared_ffn if model.experts else model.ffn_width)
-    of_experts = feed * model.ffn_width * model.experts
+    of_experts: float = feed * model.ffn_width * model.experts
     kinds = model.kinds
     if model.parameters:
         # What these sizes don't count (or count too often), evenly over the layers: biases, positions, layers
         # of another kind.
         crossed = kinds.count("D") * attention
         rest = model.parameters - crossed - tables * (1 if model.tied else 2)
-        each = rest / model.layers - of_experts - h * model.experts
+        whole = rest / model.layers - h * model.experts
+        # Layers without experts have wider feed-forward parts, which count as experts.
+        each, of_experts = (each, whole - each) if model.experts else (whole, 0.0)
     layer, experts = each / tp + h * model.experts, of_experts / ep / tp
     held = {"E": tables / tp, "P": tables / tp, "T": layer + experts}
     held["D"] = held["T"] + attention / tp

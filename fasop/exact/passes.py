@@ -16,7 +16,7 @@ import numpy as np
 from fasop.errors import PlanError
 from fasop.exact.communication import Communication
 from fasop.exact.memory import parameters
-from fasop.exact.recipes import factor, hardware, host_update_seconds, update_seconds
+from fasop.exact.recipes import factor, hardware, update_seconds
 from fasop.exact.unit_times import Compute, UnitSeconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
@@ -94,14 +94,17 @@ class Passes:
         size = mbs * self.model.seq * self.model.hidden * self.options.activation_bytes
         longer = factor("tensor", self.options)
         if self.options.sequence_parallel:
-            return 2 * longer * self.links.collective(tensor, size, 1, False)
+            # Reduce-scattered in 16 bits, gathered in what products take.
+            halves = 1 + self.options.gathered_bytes / self.options.activation_bytes
+            return halves * longer * self.links.collective(tensor, size, 1, False)
         return longer * self.links.collective(tensor, size, 1)
 
     def _beside(self, seconds: np.ndarray, communication: np.ndarray) -> np.ndarray:
-        """Compute and communication one after the other, or at once with ``overlap``."""
-        return np.asarray(
-            np.maximum(seconds, communication) if self.options.overlap else seconds + communication
-        )
+        """Compute and communication one after the other; or with ``overlap`` at once, which takes some of the
+        GPU's units and bandwidth from the compute.
+        """
+        share = factor("beside", self.options) if self.options.overlap else 1.0
+        return np.asarray(np.maximum(seconds + share * communication, communication))
 
     def exchange_seconds(self, experts: Group, tp: int, mbs: int) -> float:
         """Seconds in which a layer's tokens go to their experts, or come back; 0 for a single rank."""
@@ -112,11 +115,10 @@ class Passes:
     @memo
     def _sharded(self, data: Group, tp: int, ep: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds per unit to gather parameters (ZeRO-3), and to reduce-scatter gradients (ZeRO-2)."""
-        inner = first(data, self.options.shared(group_size(data)))
-        what = (inner, tp, *parameters(self.model, tp, ep), ep)
-        gather = self._over_copies(*what, self.options.activation_bytes, False)
-        reduce = self._over_copies(*what, self.options.gradient_bytes, False)
         among = self.options.shared(group_size(data))
+        what = (first(data, among), tp, *parameters(self.model, tp, ep), ep)
+        gather = self._over_copies(*what, self.options.gathered_bytes, False)
+        reduce = self._over_copies(*what, self.options.gradient_bytes, False)
         if among < group_size(data):  # HSDP: the sums of each group's shares over all of them
             copies, beside = every(data, among)
             size = parameters(self.model, tp, ep)[0] * (self.options.gradient_bytes / among)
@@ -143,7 +145,7 @@ class Passes:
                 layers = [each[self.layers].max() for each in parameters(self.model, tp, ep)]
                 pairs = zip((held, of_experts), layers, strict=True)
                 what = (data, tp, *(np.minimum(each, most) for each, most in pairs), ep)
-            gather = self._over_copies(*what, options.activation_bytes, False)
+            gather = self._over_copies(*what, options.gathered_bytes, False)
         return reduction, gather
 
     def optimizer(
@@ -156,9 +158,8 @@ class Passes:
         if self.options.zero:
             replicas = self.options.shared(replicas)
             held = (held - of_experts) / replicas + of_experts / max(replicas / ep, 1)
-        if self.options.offload:
-            return held * host_update_seconds(self.links.cluster.size(gpu))
-        return held * (update_seconds(known, self.options) / gpu.speed)
+        seconds = update_seconds(known, self.options, self.links.cluster.size(gpu))
+        return held * (seconds / (1 if self.options.offload else gpu.speed))
 
     def output_gather(self, ends: tuple[Group, ...], mbs: int) -> float:
         """Seconds in which a stage's output, of which its ranks got a share each, becomes whole again.

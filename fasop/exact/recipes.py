@@ -20,7 +20,7 @@ import numpy as np
 from chakra_et.cost import gpus
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import kernel_times
-from fasop.exact.kernels import Kernel, Matmul, Moved, latent_products, unit_work
+from fasop.exact.kernels import Kernel, Matmul, Moved, unit_work
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
 
@@ -29,9 +29,12 @@ FILE = Path(__file__).parents[1] / "data" / "recipes.json"
 # layer, forward and backward.
 PRIORS = {
     **{"products": (1.0, 0.15), "products8": (1.0, 0.2), "experts": (1.0, 0.25), "attention": (1.0, 0.4)},
-    **{"memory": (1.5, 0.5), "casts": (1.0, 0.25), "row casts": (3.0, 0.5), "activation": (1.0, 1.0)},
+    **{"memory": (1.5, 0.5), "casts": (1.0, 0.25), "row casts": (3.0, 0.5)},
     **{"host": (2.4e-3, 0.5), "expert host": (6e-3, 0.3), "tensor": (1.0, 0.3), "tokens": (1.0, 0.5)},
-    "tensor: overlapped, megatron": (0.5, 0.5),
+    # Products in 16 bits were measured on A100.
+    **{"tensor: overlapped, megatron": (0.5, 0.5), "beside": (0.5, 0.5), "products: before FP8": (1.0, 0.02)},
+    # PyTorch's own reaches 35% of H100's peak (chakra_et/cost/operator_times.json), FlashAttention-3 65%.
+    "attention: Hopper, torchtitan": (1.87, 0.15),
 }
 # GPUs as cluster files call them: the name in chakra_et's table, and bytes per second of another memory. The
 # A100 of AWS's p4d has 40 GB, GH-96 is the GH200 with 96 GB.
@@ -64,10 +67,6 @@ def hardware(name: str) -> Gpu | None:
         return None
     found = gpus.gpu(called)
     return replace(found, memory=memory) if memory else found
-
-
-def known() -> set[str]:
-    return {*gpus.names(), *CALLED}
 
 
 @functools.cache
@@ -111,17 +110,17 @@ def constant_name(part: str, gpu: Gpu | None, options: Options) -> str:
     elif "8 bit" not in peaks:
         family = "before FP8"
     shared = {"mlperf": "megatron"}.get(engine, engine)
+    # Megatron's kernels on A100 are those of Megatron-DeepSpeed's runs, the only ones of them there.
+    of_memory = "deepspeed" if family == "before FP8" and shared == "megatron" else shared
     kind = {"mxfp8": "by blocks", "nvfp4": "4 bit"}
     named = {
         "products": f"{family}{', fp32' * (precision == 'fp32')}",
         "products8": f"{family}, {kind[precision]}" if precision in kind else family,
         "experts": "16 bit" if precision in ("mixed", "fp32") else "8 bit",
-        "attention": f"{family}{', mpt' * (engine == 'mpt')}",
-        "memory": shared,
+        "attention": f"{family}{f', {engine}' * (engine in ('mpt', 'torchtitan'))}",
+        "memory": of_memory,
         "tensor": f"overlapped, {shared}" if options.overlap_tensor else shared,
         "tokens": "overlapped" if options.overlap_tokens else "exposed",
-        "host": engine,
-        "expert host": "fast" if options.fast_dispatch else "plain",
     }
     return f"{part}: {named[part]}" if named.get(part) else part
 
@@ -131,16 +130,15 @@ def factor(part: str, options: Options) -> float:
     return constant(constant_name(part, None, options))
 
 
-def unit_seconds(
-    gpu: Gpu, model: Model, kind: str, tp: int, mbs: int, options: Options, ep: int = 1
-) -> tuple[float, float, float]:
-    """Seconds of the kernels of a unit's forward and backward pass, and of the part of the forward that
-    selective recomputation runs again; without collectives.
+def kernel_seconds(gpu: Gpu, model: Model, tp: int, mbs: int, options: Options, ep: int = 1) -> np.ndarray:
+    """Seconds of the kernels of each unit's forward and backward pass, and of the part of the forward that
+    selective recomputation runs again [3, unit]; without collectives.
     """
-    parts = unit_parts(gpu, model, kind, tp, mbs, options, ep)
-    each = [seconds * constant(constant_name(part, gpu, options)) for part, seconds in parts.items()]
-    forward, backward, scores = np.sum(each, axis=0).tolist()
-    return forward, backward, scores
+    each = {}
+    for kind in set(model.kinds):
+        parts = unit_parts(gpu, model, kind, tp, mbs, options, ep)
+        each[kind] = sum(constant(constant_name(part, gpu, options)) * parts[part] for part in parts)
+    return np.array([each[kind] for kind in model.kinds]).T
 
 
 def guessed(gpu: Gpu, model: Model, options: Options) -> list[str]:
@@ -150,27 +148,24 @@ def guessed(gpu: Gpu, model: Model, options: Options) -> list[str]:
     return [name for name in names if name not in published()]
 
 
-def with_host(seconds: np.ndarray, model: Model, options: Options, share: float) -> np.ndarray:
-    """Kernels' seconds per unit where a host starts each; share: of a layer's passes, that this is."""
+def with_host(seconds: np.ndarray, model: Model, options: Options) -> np.ndarray:
+    """Kernels' seconds of the forward and backward passes [2, unit] where a host starts each."""
     if options.cuda_graphs:
         return seconds
-    part = "expert host" if model.experts else "host"
-    host = share * constant(constant_name(part, None, options))
-    hosts = np.array([0.0 if kind == "E" else host for kind in model.kinds])
+    host = constant("expert host" if model.experts else "host")
+    hosts = np.outer((1 / 3, 2 / 3), [0.0 if kind == "E" else host for kind in model.kinds])
     bound: np.ndarray = (seconds**_SHARP + hosts**_SHARP) ** (1 / _SHARP)
     return bound
 
 
-def update_seconds(gpu: Gpu, options: Options) -> float:
-    """Seconds of the optimizer's step for each parameter."""
-    return UPDATE_BYTES[options.precision == "fp32"] / (gpu.memory * MEMORY_SHARE)
-
-
-def host_update_seconds(gpus: int) -> float:
-    """Seconds of a host's Adam for each parameter of one of the GPUs of its node: gradient and weight go over
-    the link to it in 16 bits, then weight, gradient and moments are read, and three of them written.
+def update_seconds(gpu: Gpu, options: Options, gpus: int) -> float:
+    """Seconds of the optimizer's step for each parameter; on the host of ``gpus`` GPUs, for each of one of
+    them: gradient and weight go over the link to it in 16 bits, then weight, gradient and moments are read,
+    and three of them written.
     """
-    return 4 / HOST_LINK + UPDATE_BYTES[True] * gpus / HOST_MEMORY
+    if options.offload:
+        return 4 / HOST_LINK + UPDATE_BYTES[True] * gpus / HOST_MEMORY
+    return UPDATE_BYTES[options.precision == "fp32"] / (gpu.memory * MEMORY_SHARE)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -184,11 +179,8 @@ def unit_parts(
         # Modules that predict further tokens: a layer and a head each.
         plain = replace(model, mtp=0)
         head, layer = (unit_parts(gpu, plain, each, tp, mbs, options, ep) for each in "PT")
-        both = {part: (1 + model.mtp) * seconds for part, seconds in head.items()}
-        return {
-            part: both.get(part, 0.0) + model.mtp * layer.get(part, np.zeros(3)) for part in {**both, **layer}
-        }
-    work = unit_work(model, kind, tp, mbs, options.attention, options.sequence_parallel and tp > 1, ep)
+        return {part: (1 + model.mtp) * head.get(part, 0.0) + model.mtp * layer[part] for part in layer}
+    work = unit_work(model, kind, tp, mbs, options, ep)
     ways = [_parts(kernels, gpu, kind, options) for kernels in (work.forward, work.backward, work.scores)]
     found = {part: np.array([way[part] for way in ways]) for part in ways[0]}
     if kind not in "TD":
@@ -199,10 +191,10 @@ def unit_parts(
         found[part][1] += 0.5 * forward[part] * ("operators" in again)
     found["experts"][1] += forward["experts"] * ("experts" in again)
     once_more = 1.0 if "operators" in again else 0.5 if "elementwise" in again else 0.0
-    for part in ("memory", "activation"):
-        found[part][1] += once_more * forward[part]
+    found["memory"][1] += once_more * forward["memory"]
     if "latent" in again:
-        up = _parts(latent_products(model, tp, mbs * model.seq)[1:3], gpu, kind, options)
+        latent = [Matmul(mbs * model.seq, n, k) for n, k in model.projections(tp)[1:3]]
+        up = _parts(latent, gpu, kind, options)
         for part in ("products", "products8"):
             found[part][1] += up[part]
     if options.attention == "flash":
@@ -223,14 +215,12 @@ def _parts(kernels: Sequence[Kernel], gpu: Gpu, kind: str, options: Options) -> 
         for which in (False, True)
     )
     operands = sum(k.copies * k.m * k.k for k in products) * narrow
-    moved = [k for k in kernels if isinstance(k, Moved)]
-    plain, stepwise = (sum(k.numbers for k in moved if k.stepwise == which) for which in (False, True))
+    moved = sum(k.numbers for k in kernels if isinstance(k, Moved))
     return {
         "products": 0.0 if narrow else dense,
         "products8": dense if narrow else 0.0,
         "experts": routed,
-        "memory": plain * width / gpu.memory,
-        "activation": stepwise * width / gpu.memory,
+        "memory": moved * width / gpu.memory,
         "row casts" if options.precision == "fp8 rows" else "casts": operands * _CAST_BYTES / gpu.memory,
     }
 

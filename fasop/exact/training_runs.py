@@ -212,7 +212,7 @@ def _described(
         sequence_parallel=tp > 1,
         attention="flash",
         precision="fp8 rows" if "rowwise" in notes else _PRECISIONS[row["precision"]],
-        gradient_bytes=2,
+        gradient_bytes=4 if engine == "torchtitan" else 2,
         engine=engine,
         again=tuple(sorted({again for word, again in _AGAIN.items() if word in notes + modules})),
         cuda_graphs="full_iteration" in f"{row.get('cuda_graph_impl')} {row.get('cuda_graph_scope')}",
@@ -263,7 +263,8 @@ def _step(row: Mapping[str, str], _: object) -> Run:
         h, layers, heads, vocab = _STEPS[row["model"]]
         batch = int(row["batch"])
         tp, pp, dp = (count if ways.startswith(way) else 1 for way in ("tp", "pp", "dp"))
-        model = Model(row["model"], h, seq, layers, vocab, heads, batch)
+        stepwise = ways == "none" and row["model"].startswith("gpt")  # gelu_new of transformers
+        model = Model(row["model"], h, seq, layers, vocab, heads, batch, stepwise=stepwise)
         return layout_of(model, _gpu(row["device"]), count, batch // dp, (tp, pp, 1, 1))
 
     of = "backward" if ways == "none" else "four GPUs"

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chakra_et.cost import gpus
 from fasop.errors import PlanError, nearest
-from fasop.exact.recipes import guessed, hardware, known, unit_seconds, with_host
+from fasop.exact.recipes import CALLED, guessed, hardware, kernel_seconds, with_host
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
 from fasop.inputs.models import Model
-from fasop.memo import memo
 from fasop.plans.options import Options
 
 # Launches decide where time grows by less than this part of what the micro-batch grows.
@@ -27,8 +27,8 @@ LAUNCHES_BIND = 0.5
 class UnitSeconds:
     """Seconds per unit [unit]: forward, backward, the part of the forward that selective recomputation runs
     again, and the optimizer's update (None: not measured). has_collectives: the tensor-parallel collectives
-    of the node they were measured in are in them. least: forward and backward where kernels, not their
-    launches, decide. notes: what was not measured.
+    of the node they were measured in are in them. least: forward and backward [2, unit] where kernels, not
+    their launches, decide. notes: what was not measured.
     """
 
     forward: np.ndarray
@@ -36,7 +36,7 @@ class UnitSeconds:
     scores: np.ndarray
     update: np.ndarray | None
     has_collectives: bool
-    least: tuple[np.ndarray, np.ndarray]
+    least: np.ndarray
     notes: tuple[str, ...]
 
 
@@ -109,7 +109,7 @@ class Compute:
         return UnitSeconds(
             *(found.forward / speed, found.backward / speed, found.scores / speed),
             *(None if found.update is None else found.update / speed, included and tp > 1),
-            *((found.least[0] / speed, found.least[1] / speed), (*notes, *found.notes)),
+            *(found.least / speed, (*notes, *found.notes)),
         )
 
     def sizes(self, gpu: Gpu, tp: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -123,31 +123,22 @@ class Compute:
     def _computed(self, gpu: str, name: str, tp: int, mbs: int, ep: int) -> UnitSeconds:
         of = hardware(gpu)
         if of is None:
-            measured = sorted({entry for source in self.sources for entry, _, _ in source.entries})
+            measured = {entry for source in self.sources for entry, _, _ in source.entries}
+            near = nearest(gpu, {*gpus.names(), *CALLED, *measured})
             raise PlanError(
                 f"no costs of {self.model.name} on GPU {gpu!r}: in the cluster file give {name} 'like' and "
-                f"'speed', or measure it with 'fasop profile': {nearest(gpu, {*known(), *measured})}"
+                f"'speed', or measure it with 'fasop profile': {near}"
             )
-        each = {kind: self._one(gpu, kind, tp, mbs, ep) for kind in set(self.model.kinds)}
-        table = np.array([each[kind] for kind in self.model.kinds])
         notes = [f"{self.model.name} on {gpu}: not measured, computed from the GPU's datasheet"]
         notes += [text for text in (self.skipped, self.model.remark) if text]
-        forward, backward, scores = table.T
-        least = forward, backward
         notes += ["the host's part in the optimizer is assumed: no published run shows it"] * (
             self.options.offload
         )
         unset = guessed(of, self.model, self.options)
         notes += [f"{gpu}: the constant {name!r} is a guess: no published run has set it" for name in unset]
-        forward = with_host(forward, self.model, self.options, 1 / 3)
-        backward = with_host(backward, self.model, self.options, 2 / 3)
-        return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes))
-
-    @memo
-    def _one(self, gpu: str, kind: str, tp: int, mbs: int, ep: int) -> tuple[float, float, float]:
-        of = hardware(gpu)
-        assert of is not None
-        return unit_seconds(of, self.model, kind, tp, mbs, self.options, ep)
+        *least, scores = kernel_seconds(of, self.model, tp, mbs, self.options, ep)
+        forward, backward = with_host(np.array(least), self.model, self.options)
+        return UnitSeconds(forward, backward, scores, None, False, np.array(least), tuple(notes))
 
     def _from_source(self, source: _Source, gpu: str, tp: int, mbs: int, degrees: list[int]) -> UnitSeconds:
         model, shape = self.model, source.shape
@@ -188,7 +179,7 @@ class Compute:
             if was and was != wanted:
                 how = f"{what.format(was)}, not {what.format(wanted)}"
                 notes.append(f"{model.name} on {gpu}: costs were measured {how}")
-        return UnitSeconds(forward, backward, scores, update, False, (least[0], least[1]), tuple(notes))
+        return UnitSeconds(forward, backward, scores, update, False, np.array(least), tuple(notes))
 
     def _other_degree(
         self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int
@@ -196,13 +187,14 @@ class Compute:
         """Degree ``tp`` from the nearest measured one below: by the computed ratio where the GPU is known."""
         near = max((degree for degree in degrees if degree < tp), default=degrees[0])
         base = _grown(source, gpu, near, batch)
-        if hardware(gpu):
-            pairs = [
-                (self._one(gpu, kind, tp, mbs, 1), self._one(gpu, kind, near, mbs, 1))
-                for kind in source.shape.kinds
+        if of := hardware(gpu):
+            new, old = (kernel_seconds(of, self.model, each, mbs, self.options) for each in (tp, near))
+            ratio = [other_depth(self.model, row, source.shape) for row in new[:2] / old[:2]]
+            rows = [
+                base[0] * np.array(ratio[0]),
+                base[1] * np.array(ratio[1]),
+                *(row * near / tp for row in base[2:]),
             ]
-            ratio = np.array([[a[way] / b[way] for a, b in pairs] for way in (0, 1)])
-            rows = [base[0] * ratio[0], base[1] * ratio[1], *(row * near / tp for row in base[2:])]
             return rows, f"{gpu}: tp {tp} was not measured: tp {near} scaled by the computed ratio"
         return base, f"{gpu}: tp {tp} was not measured: costs of tp {near}"
 

@@ -125,6 +125,25 @@ class Model:
         """Of all keys, and of all values, of a token."""
         return (self.kv_heads or self.heads) * self.head_width
 
+    def projections(self, tp: int = 1) -> list[tuple[int, int]]:
+        """Outputs and inputs of the matrices of a layer's attention on one of ``tp`` ranks: queries, keys and
+        values, output; or latent attention's (DeepSeek-V2): down, queries up, keys and values up, output.
+        """
+        h, heads = self.hidden, self.heads // tp
+        if not self.kv_rank:
+            return [((self.width + 2 * self.kv_width) // tp, h), (h, self.width // tp)]
+        return [
+            (self.q_rank + self.kv_rank + self.rope, h),
+            (heads * self.head_width, self.q_rank or h),
+            (heads * (self.head_width - self.rope + self.v_width), self.kv_rank),
+            (h, heads * self.v_width),
+        ]
+
+    @property
+    def attention_weights(self) -> int:
+        """Of a layer, biases not counted."""
+        return sum(outputs * inputs for outputs, inputs in self.projections())
+
     @property
     def ffn_width(self) -> int:
         return self.ffn or 4 * self.hidden
@@ -136,12 +155,12 @@ class Model:
         appendix B).
         """
         h, feed = self.hidden, (3 if self.gated else 2) * self.hidden * self.ffn_width
-        attention = h * (2 * self.width + 2 * self.kv_width)
-        layer = attention + feed * (self.top_k if self.experts else 1) + h * self.experts
+        layer = self.attention_weights + feed * (self.top_k if self.experts else 1) + h * self.experts
         layer += (3 if self.gated else 2) * h * self.shared_ffn
         crossed = self.kinds.count("D")
-        weights = self.layers * layer + crossed * attention + h * self.vocab
-        return 6 * weights + 12 * (self.layers + crossed) * self.width * self.seq * self.cp
+        weights = self.layers * layer + crossed * self.attention_weights + h * self.vocab
+        scores = self.heads * (self.head_width + (self.v_width or self.head_width))
+        return 6 * weights + 6 * (self.layers + crossed) * scores * self.seq * self.cp
 
     def split_sequences(self, cp: int) -> Model:
         """The model with each sequence shared by ``cp`` GPUs. Raises ``PlanError``."""

@@ -30,7 +30,7 @@ from fasop.search.planner import sharded_memory
 
 # How far the exact model's steps were off on average for plans that others have measured on A100
 # (benchmarks/planner_accuracy.py): plans that are closer than this are not told apart.
-MEAN_ERROR = 0.08
+MEAN_ERROR = 0.09
 WORTH = 0.8  # flags are named that together make a step shorter than this share of it
 # The published tool's columns, which its users' notebooks read.
 COLUMNS = (
@@ -257,16 +257,19 @@ def options_line(options: Options) -> str:
 
 def _shares(plan: Plan, messages: float) -> str:
     """Mean shares of the stages' time; messages: seconds that they add to the pipeline."""
-    sums = 0.0
+    sums = exchanges = 0.0
     for stage, parts in enumerate(plan.parts):
+        exchanges += 4 * parts.exchange * plan.layers[stage]  # there and back, forward and backward
         if plan.choice(stage).tp > 1:
             kinds = plan.model.kinds[plan.units(stage)]
             sums += parts.tensor_sum * sum(FORWARD_SUMS[kind] + BACKWARD_SUMS[kind] for kind in kinds)
     passes = plan.micro_batches * (sum(plan.stage_forward) + sum(plan.stage_backward)) / plan.pp
     tensor = min(plan.micro_batches * sums / plan.pp, passes)
+    routed = min(plan.micro_batches * exchanges / plan.pp, passes - tensor)
     shares = {
-        "compute": passes - tensor,
+        "compute": passes - tensor - routed,
         "tensor-parallel collectives": tensor,
+        "exchange of tokens with experts": routed,
         "messages": messages,
         "exposed gradient reduction": sum(plan.dp_allreduce) / plan.pp,
         "embedding": plan.embedding_allreduce,

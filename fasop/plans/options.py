@@ -58,3 +58,11 @@ class Options:
     @property
     def activation_bytes(self) -> int:
         return 4 if self.precision == "fp32" else 2
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of a parameter, or of an input of tensor-parallel products, when ranks gather it: cast before where
+        all of it has one scale, or blocks have theirs (``fp8_param_gather`` of Megatron-core).
+        """
+        is_cast = self.precision in ("fp8", "mxfp8") and self.engine in ("megatron", "mlperf", "torchtitan")
+        return 1 if is_cast else self.activation_bytes

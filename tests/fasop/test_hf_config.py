@@ -59,8 +59,9 @@ def test_a_model_has_as_many_parameters_as_its_own_code_makes(
     config.save_pretrained(tmp_path)
     model = find_model(str(tmp_path))
     assert model.parameters == sum(each.numel() for each in built.parameters())
-    held = held_parameters(model, 1, 1, np.sum)[0]
+    held, of_experts = held_parameters(model, 1, 1, np.sum)
     assert held == pytest.approx(model.parameters, rel=1e-9), "the planner's memory holds all of them"
+    assert 0.1 * held < held - of_experts <= held
     halves = held_parameters(model, 2, 1, np.sum)[0]
     assert 0.49 < halves / model.parameters < 0.52
 

@@ -169,7 +169,7 @@ def test_more_tensor_parallel_ranks_than_measured_follow_the_computed_ratio() ->
     four, eight = (costs.of(cluster.gpus[0], tp, 1, node=8) for tp in (4, 8))
     a10 = hardware("A10")
     assert a10 is not None
-    ratios = [recipes.unit_seconds(a10, model, "T", tp, 1, Options())[0] for tp in (4, 8)]
+    ratios = [recipes.kernel_seconds(a10, model, tp, 1, Options())[0, 1] for tp in (4, 8)]
     assert eight.forward[1] == pytest.approx(four.forward[1] * ratios[1] / ratios[0])
     assert any("tp 8 was not measured" in note for note in eight.notes) and not four.notes
 
@@ -206,7 +206,7 @@ def test_a_large_product_reaches_the_published_rate() -> None:
 
 def test_a_small_layer_takes_what_its_host_needs_to_start_it() -> None:
     small, wide = Model("m", 256, 128, 2, 1000, 4, 8), Model("m", 8192, 2048, 2, 1000, 64, 8)
-    host = recipes.constant("host: megatron")
+    host = recipes.constant("host")
     for model, least in ((small, True), (wide, False)):
         found = compute([], model).of(A100, 1, 1)
         assert (found.forward[1] == pytest.approx(host / 3, rel=0.01)) == least
@@ -255,7 +255,7 @@ def test_grouped_queries_and_gates_change_the_work_as_they_change_the_weights() 
     gpu = hardware("A100")
     assert gpu is not None
     times = [
-        recipes.unit_seconds(gpu, model, "T", 1, 8, Options(attention="flash"))[0]
+        recipes.kernel_seconds(gpu, model, 1, 8, Options(attention="flash"))[0, 1]
         for model in (grouped, plain, gated)
     ]
     assert times == sorted(times) and times[0] < times[2]
