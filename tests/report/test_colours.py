@@ -29,16 +29,30 @@ def lab(colour: str, seen: np.ndarray) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def css() -> dict[str, str]:
+def css(theme: str = "light") -> dict[str, str]:
     text = (Path(chakra_et.report.__file__).parent / "assets" / "page.css").read_text()
     found: dict[str, str] = {}
     for name, colour in re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", text):
-        found.setdefault(name.replace("-", " "), colour)  # the light page comes first
+        if theme == "dark":
+            found[name.replace("-", " ")] = colour  # the dark page comes last
+        found.setdefault(name.replace("-", " "), colour)
     return found
 
 
 @pytest.mark.parametrize("seen", [np.eye(3), DEUTERANOPIA], ids=["all colours", "deuteranopia"])
-@pytest.mark.parametrize("colours", [css()], ids=["page"])
+@pytest.mark.parametrize("colours", [css(), css("dark")], ids=["light", "dark"])
 def test_activities_can_be_told_apart(colours: dict[str, str], seen: np.ndarray) -> None:
     for one, other in itertools.combinations(SHOWN, 2):
         assert np.linalg.norm(lab(colours[one], seen) - lab(colours[other], seen)) > 15, (one, other)
+    assert np.linalg.norm(lab(colours["wait"], seen) - lab(colours["idle"], seen)) > 15
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_waiting_stands_out_from_the_page(theme: str) -> None:
+    """By 3:1, as WCAG 2.1 wants for graphics."""
+
+    def luminance(colour: str) -> float:
+        return ((lab(colour, np.eye(3))[0] + 16) / 116) ** 3  # of colours that are not nearly black
+
+    paper, wait = (luminance(css(theme)[name]) for name in ("paper", "wait"))
+    assert (max(paper, wait) + 0.05) / (min(paper, wait) + 0.05) >= 3
