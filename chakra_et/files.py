@@ -143,7 +143,7 @@ def copy(source: Path, target: Path) -> None:
     """Copy the content of a file atomically. Raises ``OSError``."""
     import shutil  # imports all compressions, which few conversions need
 
-    with atomic_file(target) as file, open(source, "rb") as content:
+    with atomic_file(target) as file, open_regular(source) as content:
         shutil.copyfileobj(content, file, 1 << 20)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
-from chakra_et.cli import parse
+from chakra_et.cli import option, parse
 from chakra_et.errors import TraceError
 from chakra_et.files import path_of
 from chakra_et.names import TRACE_GLOBS
@@ -28,42 +28,29 @@ LISTED = 20
 class RepairConfig:
     """Which files to repair, and where to stop."""
 
-    files: tuple[str, ...] = field(
-        default=(), metadata={"positional": True, "help": "trace files; default: all traces under --dir"}
-    )
-    dir: str = field(default="outputs", metadata={"help": "search this folder and its subfolders for traces"})
-    dry_run: bool = field(default=False, metadata={"help": "list the repairs without writing anything"})
-    max_bytes: int = field(default=MAX_BYTES, metadata={"help": "refuse a larger trace (uncompressed size)"})
+    files: tuple[str, ...] = option("trace files; default: all traces under --dir", (), positional=True)
+    dir: str = option("search this folder and its subfolders for traces", "outputs")
+    dry_run: bool = option("list the repairs without writing anything", False)
+    max_bytes: int = option("refuse a larger trace (uncompressed size)", MAX_BYTES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Repair the files that the flags name; the exit status is 1 if one could not be repaired."""
     config = parse(RepairConfig, argv, description="Repair damaged host and device traces.")
-    found = (path for pattern in TRACE_GLOBS for path in Path(config.dir).rglob(pattern))
+    found = (path for pattern in TRACE_GLOBS for path in path_of(config.dir).rglob(pattern))
     paths = [path_of(name) for name in config.files] or sorted(found)
     if not paths:
-        _complain(f"{config.dir}: holds no *_host.json or *_device.json; give another --dir or files.")
-        return 1
+        raise TraceError(f"{config.dir}: holds no *_host.json or *_device.json; give another --dir or files.")
     rows: list[tuple[str, ...]] = [("file", "kind", "outcome", "repairs", "records", "backup")]
-    failed = False
-    try:
-        for path in tqdm(paths, unit="file", disable=not sys.stderr.isatty() or len(paths) == 1):
-            try:
-                rows.append(_repair(path, config))
-            except TraceError as error:
-                failed = True
-                _complain(str(error))
-                rows.append((printable(str(path)), "-", "NOT SAVED", "-", "-", "-"))
-    except KeyboardInterrupt:
-        _complain(f"interrupted: {len(rows) - 1} of {len(paths)} files are done, the others are unchanged.")
-        return 130
+    for path in tqdm(paths, unit="file", disable=not sys.stderr.isatty() or len(paths) == 1):
+        try:
+            rows.append(_repair(path, config))
+        except TraceError as error:
+            print(printable(str(error)), file=sys.stderr)
+            rows.append((printable(str(path)), "-", "NOT SAVED", "-", "-", "-"))
     for line in table(rows, right=()):
         print(line)
-    return 1 if failed else 0
-
-
-def _complain(sentence: str) -> None:
-    print(printable(sentence), file=sys.stderr)
+    return int(any("NOT SAVED" in row for row in rows))
 
 
 def _repair(path: Path, config: RepairConfig) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import json
 import mmap
 import os
@@ -32,10 +33,10 @@ from chakra_et.files import (
     copy,
     folder_lock,
     is_remote,
+    link,
     open_regular,
     path_of,
     remove_abandoned,
-    sync_folder,
 )
 from chakra_et.redact import GONE, redacted_json
 from chakra_et.repair.format import Buffer, JsonDocument, Repair, RepairReport, value_end
@@ -68,11 +69,11 @@ def repair_file(
 
     Raises ``TraceError`` for a file that cannot be repaired or written; nothing has changed then.
     """
-    if is_remote(path_of(path)):
-        raise TraceError(f"{path}: only files in folders are repaired: copy it to one.")
-    path = Path(path)
+    path, output = path_of(path), output and path_of(output)
     in_place = write and output is None
     try:
+        if is_remote(path) or is_remote(output or path):
+            return _repair_remote(path, write, output, max_bytes)
         target = Path(os.path.realpath(path))
         if in_place and path.is_symlink() and target.parent != Path(os.path.realpath(path.parent)):
             raise TraceError(f"{path}: is a link to a file in another folder; repair that file itself.")
@@ -97,6 +98,23 @@ def repair_file(
         raise TraceError(f"{path}: no such file.") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be repaired, is unchanged ({error.strerror or error}).") from None
+
+
+def _repair_remote(path: Path, write: bool, output: Path | None, max_bytes: int) -> RepairReport:
+    """``repair_file`` where a file is at a URL: on a copy, as reading goes back and forth."""
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, path.name)
+        copy(path, local)
+        try:
+            report = repair_file(local, write=write, max_bytes=max_bytes)
+        except TraceError as error:
+            raise TraceError(str(error).replace(str(local), str(path))) from None
+        report.path, report.backup = path, None
+        if report.changed and write:
+            if output is None:
+                report.backup = _backup_of(path)
+            copy(local, output or path)
+    return report
 
 
 @contextlib.contextmanager
@@ -269,27 +287,18 @@ def _verify(result: str, document: JsonDocument, path: Path, max_bytes: int) -> 
 
 
 def _backup_of(path: Path) -> Path:
-    """Link the file as NAME.backup, or the next free NAME.backup.N, and return that path.
+    """Give the file the name NAME.backup, or the next free NAME.backup.N, too, and return that path.
 
     A backup that already is this very file (an earlier repair was killed after this step) is reused.
     """
-    number = 0
-    while True:
+    for number in itertools.count():
         backup = path.with_name(path.name + (f".backup.{number}" if number else ".backup"))
-        number += 1
-        if backup.exists() and backup.samefile(path):
-            return backup
-        try:
-            os.link(path, backup)
-        except FileExistsError:
+        if not backup.exists():
+            link(path, backup)
+        elif is_remote(path) or not backup.samefile(path):
             continue
-        except OSError:  # a file system without hard links
-            if os.path.lexists(backup):
-                continue
-            copy(path, backup)
-            shutil.copystat(path, backup)
-        sync_folder(path.parent)
-        return backup
+        break
+    return backup
 
 
 def _wait() -> None:

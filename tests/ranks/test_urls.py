@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.files import atomic_file, is_remote, path_of
+from chakra_et.repair.file import repair_file
 from tests.convert.test_together import Machine
 
 pytest.importorskip("upath", reason="pip install 'mosim-llms[remote]'")
@@ -33,14 +33,14 @@ def here(tmp_path: Path) -> Path:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A bucket of moto's S3 server, which fsspec finds by its own variables."""
-    pytest.importorskip("s3fs")
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()  # of another test's server
     server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0)
     server.start()
     host, port = server.get_host_and_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    path_of("s3://ranks").mkdir()
+    path_of("s3://ranks").mkdir(exist_ok=True)  # moto keeps what another test left
     yield "s3://ranks"
     server.stop()
 
@@ -101,14 +101,8 @@ def test_file_urls_are_folders(tmp_path: Path) -> None:
 
 
 def test_what_fsspec_does_not_know_is_one_sentence() -> None:
-    with pytest.raises(TraceError, match=r"nothing://x: .*pip install 'mosim-llms\[remote\]'"):
+    with pytest.raises(TraceError, match=r"nothing://x: .*pip install universal-pathlib"):
         path_of("nothing://x")
-
-
-def test_damaged_traces_are_repaired_in_folders_only(capsys: pytest.CaptureFixture[str]) -> None:
-    path_of("memory://ranks/run_device.json").write_text(json.dumps({"traceEvents": []})[:-3])
-    assert main(["repair", "memory://ranks/run_device.json"]) == 1
-    assert "copy it to one" in capsys.readouterr().err
 
 
 def test_a_store_without_credentials_is_one_sentence(
@@ -122,3 +116,39 @@ def test_a_store_without_credentials_is_one_sentence(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["report", "s3://no-such-ranks/run"]) == 2
     assert "the object store can't be used: Unable to locate credentials" in capsys.readouterr().err
+
+
+def _cut(here: Path, place: str) -> tuple[bytes, bytes]:
+    """Put a trace that breaks off at ``place``; its bytes, and those that repairing it in a folder gives."""
+    path = here / "traces" / "run_rank0.json"
+    damaged = path.read_bytes()[:-200]
+    path_of(place).write_bytes(damaged)
+    path.write_bytes(damaged)
+    assert repair_file(path).changed
+    return damaged, path.read_bytes()
+
+
+def test_a_damaged_trace_in_memory_is_repaired(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = "memory://damaged/run_rank0.json"
+    damaged, repaired = _cut(here, url)
+    assert not repair_file(path_of(url), write=False).backup and path_of(url).read_bytes() == damaged
+    report = repair_file(path_of(url), output=path_of("memory://damaged/other.json"))
+    assert report.changed and str(report.path) == str(path_of(url))
+    assert path_of("memory://damaged/other.json").read_bytes() == repaired
+    assert main(["repair", url]) == 0
+    assert path_of(url).read_bytes() == repaired
+    assert path_of(f"{url}.backup").read_bytes() == damaged
+    assert not repair_file(path_of(url)).changed
+    path_of(url).write_text("[1, 2]")
+    assert main(["repair", url, "memory://damaged/absent.json"]) == 1
+    error = capsys.readouterr().err
+    assert "/tmp" not in error and error.count("\n") == 2 and "no such file" in error
+
+
+def test_a_damaged_trace_on_s3_is_repaired_and_converted(here: Path, bucket: str) -> None:
+    damaged, repaired = _cut(here, f"{bucket}/damaged/run_rank0_device.json")
+    flags = ["--allow-truncated", "--allow-missing-ranks"]
+    assert main(["convert", f"{bucket}/damaged", "-o", f"{bucket}/damaged/et", *flags]) == 0
+    assert path_of(f"{bucket}/damaged/run_rank0_device.json").read_bytes() == damaged
+    assert main(["repair", "--dir", f"{bucket}/damaged"]) == 0
+    assert path_of(f"{bucket}/damaged/run_rank0_device.json").read_bytes() == repaired
