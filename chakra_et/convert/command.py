@@ -21,12 +21,13 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from chakra_et import cli, files
+from chakra_et.cli import option
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankResult, is_cut
 from chakra_et.convert.runs import RunOptions, SetResult, convert_sets, default_workers
@@ -34,7 +35,6 @@ from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES, RunFiles
-from chakra_et.ranks.cluster import CLUSTERS
 from chakra_et.ranks.communication import communication_job, is_record
 from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
@@ -48,53 +48,47 @@ MOST_OVERHEAD = 0.1
 """Of a critical path; more is a warning."""
 
 
-def _flag(default: Any, text: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": text, **metadata})
-
-
 @dataclass
 class ConvertConfig:
     """How a folder of traces is converted."""
 
-    files: tuple[str, ...] = _flag((), "trace files, or one folder (default: --dir)", positional=True)
-    dir: str = _flag(FOLDER, "folder with the traces", metavar="FOLDER")
-    output: str = _flag(
-        "", "folder for the .et files (default: that of the traces)", short="-o", metavar="FOLDER"
+    files: tuple[str, ...] = option("trace files, or one folder (default: --dir)", (), positional=True)
+    dir: str = option("folder with the traces", FOLDER, metavar="FOLDER")
+    output: str = option(
+        "folder for the .et files (default: that of the traces)", "", short="-o", metavar="FOLDER"
     )
-    name: str = _flag("*", "convert only runs whose NAME matches this glob", metavar="GLOB")
-    ranks: str = _flag(
-        "",
+    name: str = option("convert only runs whose NAME matches this glob", "*", metavar="GLOB")
+    ranks: str = option(
         "convert only these ranks: 0-7,12, or I/N for every Nth rank from I on; convert_remaining.py then "
         "finishes the run",
+        "",
     )
-    comm_kernels: str = _flag("", "JSON table of additional communication kernels, by name", metavar="FILE")
-    engine: Engine = _flag("native", "this converter, or MLCommons' chakra_trace_link and chakra_converter")
-    workers: int = _flag(0, "number of processes; 0: one per core")
-    cluster: str = _flag(
-        "", "convert on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler", metavar="WHERE"
+    comm_kernels: str = option("JSON table of additional communication kernels, by name", "", metavar="FILE")
+    engine: Engine = option("this converter, or MLCommons' chakra_trace_link and chakra_converter", "native")
+    workers: int = option("number of processes, or of jobs in a queue; 0: one per core", 0)
+    cluster: str = option(
+        "convert on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler", "", metavar="WHERE"
     )
-    step: str = _flag("all", "number of the one ProfilerStep to convert, or all")
-    timestamps: bool = _flag(True, "write start_time_micros")
-    skeletons: Skeletons = _flag(
-        "auto",
+    step: str = option("number of the one ProfilerStep to convert, or all", "all")
+    timestamps: bool = option("write start_time_micros", True)
+    skeletons: Skeletons = option(
         "write NAME.N.skeleton.parquet, a short form of each rank from which runs of thousands of ranks are "
         "replayed, predicted and reported; auto: for more than 64 ranks",
+        "auto",
     )
-    json: bool = _flag(False, "print JSON: by run and rank the report, the file, and every error")
-    allow_unlinked: bool = _flag(
-        False, "continue if host and device trace hardly match or come from two processes", group=RARE
+    json: bool = option("print JSON: by run and rank the report, the file, and every error", False)
+    allow_unlinked: bool = option(
+        "continue if host and device trace hardly match or come from two processes", False, group=RARE
     )
-    allow_truncated: bool = _flag(
-        False, "continue if a trace was cut off or device work is missing", group=RARE
+    allow_truncated: bool = option(
+        "continue if a trace was cut off or device work is missing", False, group=RARE
     )
-    allow_missing_ranks: bool = _flag(False, "continue if traces of some ranks are missing", group=RARE)
-    max_bytes: int = _flag(8 << 30, "reject a larger trace (uncompressed size)", group=RARE)
+    allow_missing_ranks: bool = option("continue if traces of some ranks are missing", False, group=RARE)
+    max_bytes: int = option("reject a larger trace (uncompressed size)", 8 << 30, group=RARE)
 
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise ValueError(f"--workers must be 0 (one per core) or more, not {self.workers}")
-        if not CLUSTERS.fullmatch(self.cluster):
-            raise ValueError(f"--cluster must be local, slurm or tcp://HOST:PORT, not {self.cluster!r}")
         if self.step != "all" and not (self.step.isascii() and self.step.isdigit()):
             raise ValueError(f"--step must be the number of a ProfilerStep or all, not {self.step!r}")
         if not all((*self.files, self.dir)):

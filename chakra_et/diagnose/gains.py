@@ -11,10 +11,10 @@ from chakra_et.diagnose.node_classes import ALLOCATING, CLASSES, COMPILING, HOST
 from chakra_et.diagnose.rates import LISTED
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
-from chakra_et.predict.predict import predict
+from chakra_et.predict.predict import mean_step_ns
 from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, WAIT, activity
 from chakra_et.simulate.critical_path import critical_path, find_operations
-from chakra_et.simulate.run import Run, Setting
+from chakra_et.simulate.run import Run, Setting, solve
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.transform.changes import Change
 from chakra_et.transform.durations import RankAs
@@ -61,16 +61,19 @@ class Balanced:
 def gain(run: Run, *changes: Change) -> float:
     """The part of the step (of the slowest rank, mean of its steps) that goes, as ``chakra-et predict`` has
     it; 0 where a change doesn't fit the run."""
+    setting = run.measured
     try:
-        found = predict(run, changes, explain=False)
+        for change in changes:
+            setting = change.apply(run, setting)
+        after = mean_step_ns(run, solve(run, setting)).max() / 1e6
     except TraceError:
         return 0.0
-    return 1 - found.after_ms / found.before_ms if found.before_ms else 0.0
+    return 1 - after / before if (before := step_ms(run)) else 0.0
 
 
 def step_ms(run: Run) -> float:
     """The mean step of the slowest rank as replayed, ms."""
-    return predict(run, [], explain=False).before_ms
+    return float(mean_step_ns(run, solve(run, run.measured)).max()) / 1e6
 
 
 def slow_ranks(run: Run, least: float) -> tuple[list[int], float]:
@@ -111,8 +114,8 @@ def busy_time(run: Run) -> BusyTime:
     graph, lasted = run.graph, run.end_ns - run.start_ns
     # For the last member of its operation, or for a partner that isn't in the files.
     wait = graph.attribute("wait_micros", 0) * 1000
-    for nodes in run.members:
-        wait[nodes] = np.clip(run.start_ns[nodes].max() - run.start_ns[nodes], 0, None)
+    latest, matched = run.start_ns[run.matching.last_members(run.start_ns)], run.operation >= 0
+    wait[matched] = latest[run.operation[matched]] - run.start_ns[matched]
     wait = np.minimum(wait, lasted)
     is_message = graph.types != NodeType.COMM_COLL
     columns = map(graph.scatter, (run.start_ns, run.end_ns, wait, wait * is_message))

@@ -64,8 +64,7 @@ or loads code: others take microseconds."""
 
 def node_classes(run: Run) -> np.ndarray:
     """Index into ``CLASSES`` of each node, int64[N]."""
-    kind = np.array(KINDS)[run.kind]
-    on_device = on_devices(run)
+    kind, on_device = {name: run.kind == at for at, name in enumerate(KINDS)}, on_devices(run)
     found = np.full(len(run.graph), HOST, np.int64)
     if on_device.any():
         operations, moved = (
@@ -75,15 +74,15 @@ def node_classes(run: Run) -> np.ndarray:
         narrow = np.array([tile is not None and min(map(int, tile.groups())) < RIDGE for tile in tiles])
         named = _named(run, _ARITHMETIC) & ~_named(run, _STREAMING) & ~narrow[run.name_of]
         arithmetic = np.where((operations > 0) & (moved > 0), operations > RIDGE * moved, named)
-        found[on_device] = np.where(arithmetic & (kind == "kernel"), COMPUTE, MEMORY)[on_device]
-        found[on_device & (kind == "copy") & _named(run, _HOST_COPY)] = COPYING
+        found[on_device] = np.where(arithmetic & kind["kernel"], COMPUTE, MEMORY)[on_device]
+        found[on_device & kind["copy"] & _named(run, _HOST_COPY)] = COPYING
         unknown = on_device & np.array([name == BEFORE for name in run.names])[run.name_of]
         known = np.bincount(found, run.measured.own_ns * (on_device & ~unknown), len(CLASSES))
         found[unknown] = COMPUTE if known[COMPUTE] >= known[MEMORY] else MEMORY  # as most of the rest
     else:
-        found[kind == "operator"] = COMPUTE
+        found[kind["operator"]] = COMPUTE
     for number, pattern in _CALLS:
-        found[(kind == "runtime") & _named(run, pattern, whole=True)] = number
+        found[kind["runtime"] & _named(run, pattern, whole=True)] = number
     found[_starting(run, on_device)] = STARTING
     for number, pattern in _WITHIN:
         found[_within(run, pattern) & ~on_device] = number
@@ -93,8 +92,8 @@ def node_classes(run: Run) -> np.ndarray:
 
 def on_devices(run: Run) -> np.ndarray:
     """Kernels, copies and memsets of devices, communication left out, bool[N]."""
-    kind = np.array(KINDS)[run.kind]
-    found: np.ndarray = np.isin(kind, ("kernel", "copy")) & ~run.graph.is_cpu & ~run.is_communication
+    kinds = KINDS.index("kernel"), KINDS.index("copy")
+    found: np.ndarray = np.isin(run.kind, kinds) & ~run.graph.is_cpu & ~run.is_communication
     return found
 
 

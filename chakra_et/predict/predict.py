@@ -8,6 +8,7 @@ Times are milliseconds per step, by rank and jointly.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -124,7 +125,8 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
             setting = change.apply(changed, setting)
     before, after = solve(run, run.measured), solve(changed, setting)
     steps = _steps(run, changed, before, after)
-    doubted = []  # each doubt come true by one standard deviation
+    before_ns, after_ns = mean_step_ns(run, before), mean_step_ns(changed, after)
+    off = []  # by each doubt come true by one standard deviation
     for doubt in setting.doubts if explain else ():
         if not (doubt.own_ns.any() or doubt.lasting_ns.any()):
             continue
@@ -134,17 +136,16 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
             lasting_ns=np.maximum(setting.lasting_ns + doubt.lasting_ns, 0),
             demand=None if doubt.lasting_ns.any() else setting.demand,
         )
-        doubted.append(_steps(run, changed, before, solve(changed, doubtful)))
+        off.append(mean_step_ns(changed, solve(changed, doubtful)) - after_ns)
     none: list[dict[str, float]] = [{}] * max(len(run.steps), len(steps))
     bound = [bounds(run, before), bounds(changed, after)] if explain else [none, none]
     ranks = []
     for at, rank in enumerate(changed.graph.ranks):
-        before_ns, after_ns = (_mean(steps[at], of) for of in ("before_ns", "after_ns"))
-        off = [_mean(each[at], "after_ns") - after_ns for each in doubted]
-        spread = float(np.hypot.reduce([0.0, *off, *_own_error(steps[at], before_ns, after_ns)]))
-        was = bound[0][at % len(run.steps)]
-        known = sum(step.measured_ns is not None for step in steps[at]) > 1
-        ranks.append(RankPrediction(rank, steps[at], before_ns, after_ns, spread, known, was, bound[1][at]))
+        like = at % len(run.steps)
+        means, measured = (float(before_ns[like]), float(after_ns[at])), run.steps[like].measured_ns
+        spread = math.hypot(*(each[at] for each in off), *_own_error(measured, *means))
+        known = measured is not None and len(measured) > 1
+        ranks.append(RankPrediction(rank, steps[at], *means, spread, known, bound[0][like], bound[1][at]))
     return Prediction(run, changed, ranks, [*changed.notes, *setting.notes], before, after)
 
 
@@ -173,18 +174,18 @@ def _step_times(run: Run, timeline: NodeTimes) -> list[list[int]]:
     return found
 
 
-def _own_error(steps: list[StepPrediction], before_ns: float, after_ns: float) -> list[float]:
+def mean_step_ns(run: Run, timeline: NodeTimes) -> np.ndarray:
+    """The mean step of each trace, float64[T] ns: see ``RankPrediction``."""
+    return np.array([sum(steps) / len(steps) for steps in _step_times(run, timeline)])
+
+
+def _own_error(measured: np.ndarray | None, before_ns: float, after_ns: float) -> list[float]:
     """The error of the replay itself, and how much single steps differ, both as parts of the prediction."""
-    measured = [step.measured_ns for step in steps if step.measured_ns is not None]
-    if not measured or not before_ns:
+    if measured is None or not before_ns:
         return []
-    off = (before_ns / float(np.mean(measured)) - 1) * after_ns if any(measured) else 0.0
+    off = (before_ns / float(np.mean(measured)) - 1) * after_ns if measured.any() else 0.0
     scatter = float(np.std(measured, ddof=1)) * after_ns / before_ns if len(measured) > 1 else 0.0
     return [off, scatter]
-
-
-def _mean(steps: list[StepPrediction], of: str) -> float:
-    return float(np.mean([getattr(step, of) for step in steps]))
 
 
 def bounds(run: Run, timeline: NodeTimes) -> list[dict[str, float]]:
@@ -197,13 +198,10 @@ def bounds(run: Run, timeline: NodeTimes) -> list[dict[str, float]]:
     graph, matched = timeline.setting.graph, run.operation >= 0
     # The node that each node waited for (-1: none), and the last member of its communication (or itself).
     before, last_member = np.full(len(graph), -1, np.int64), np.arange(len(graph))
-    lane_source, lane_target = graph.lane_edges
-    lag = np.concatenate([np.zeros(len(lane_source), np.int64), graph.lag_ns])
-    source, target = np.concatenate([lane_source, graph.source]), np.concatenate([lane_target, graph.target])
+    source, target, lag = graph.all_edges
     binds = timeline.end_ns[source] + lag == timeline.start_ns[target]
     before[target[binds]] = source[binds]
-    for nodes in run.members:
-        last_member[nodes] = nodes[np.argmax(timeline.start_ns[nodes])]
+    last_member[matched] = run.matching.last_members(timeline.start_ns)[run.operation[matched]]
     # How long a node holds up the path, and the part of it in which unmatched communication waited.
     lasted = np.where(matched, timeline.lasting_ns, timeline.end_ns - timeline.start_ns)
     wait = np.minimum(run.graph.attribute("wait_micros", 0) * 1000, run.measured.own_ns)

@@ -13,9 +13,9 @@ import contextlib
 import functools
 import os
 import pickle
-import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -23,9 +23,9 @@ from chakra_et.convert import jobs
 from chakra_et.convert.runs import Jobs
 from chakra_et.errors import TraceError
 
-# Slurm and LocalCluster are tested; the other queues take the same way, untested.
-QUEUES = {"slurm": "SLURMCluster", "pbs": "PBSCluster", "lsf": "LSFCluster", "sge": "SGECluster"}
-CLUSTERS = re.compile(rf"(?:local|{'|'.join(QUEUES)}|(?:tcp|tls)://.+)?")
+QUEUES = "slurm", "pbs", "lsf", "sge"
+"""Slurm is tested; the others take the same way, untested."""
+_servers = threading.local()
 
 
 @contextlib.contextmanager
@@ -40,19 +40,20 @@ def jobs_on(cluster: str, workers: int) -> Iterator[Jobs]:
             needed = f"{error.name}: pip install distributed dask-jobqueue"
             raise TraceError(f"--cluster {cluster} needs {needed}") from None
         except (OSError, ValueError) as error:
-            raise TraceError(f"--cluster {cluster}: {error}: check that it is there") from None
+            where = "give local, slurm, or tcp://HOST:PORT of a scheduler that is there"
+            raise TraceError(f"--cluster {cluster}: {error}: {where}") from None
         yield functools.partial(_run, client)
 
 
 def _connected(stack: contextlib.ExitStack, cluster: str, workers: int) -> Any:
     from distributed import Client, LocalCluster
 
-    if cluster == "local":
-        place = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+    if cluster == "local":  # threads do, as each job has a process of its own
+        place = LocalCluster(n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=None)
     elif cluster in QUEUES:
         import dask_jobqueue
 
-        place = getattr(dask_jobqueue, QUEUES[cluster])()
+        place = getattr(dask_jobqueue, f"{cluster.upper()}Cluster")()
         place.scale(jobs=workers)
     else:
         return stack.enter_context(Client(cluster))
@@ -79,16 +80,27 @@ def _run(
 
 def _in_process(folder: str, function: Callable[[Any], Any], argument: Any) -> Any:
     """The outcome of a job in a process of its own: one that dies doesn't take Dask's worker along, for whose
-    death Dask would blame all its tasks."""
-    command = [sys.executable, "-c", "from chakra_et.ranks.cluster import _child; _child()"]
-    content = pickle.dumps((function, argument))
-    done = subprocess.run(command, cwd=folder, input=content, stdout=-1)
-    if done.returncode:
-        return TraceError(f"its process ended with status {done.returncode}, perhaps for lack of memory.")
-    return pickle.loads(done.stdout)
+    death Dask would blame all its tasks. A server of this thread forks it, which has loaded what jobs need
+    and ends with the worker."""
+    server = getattr(_servers, "process", None)
+    if server is None or server.poll() is not None:
+        command = [sys.executable, "-c", "from chakra_et.ranks.cluster import _serve; _serve()"]
+        server = _servers.process = subprocess.Popen(command, stdin=-1, stdout=-1, cwd=folder)
+    try:
+        server.stdin.write(pickle.dumps((folder, function, argument)))
+        server.stdin.flush()
+        return pickle.load(server.stdout)
+    except (OSError, EOFError):
+        server.kill()
+        return TraceError(f"its process ended with status {server.wait()}, perhaps for lack of memory.")
 
 
-def _child() -> None:
+def _serve() -> None:
     stdout, sys.stdout = sys.stdout.buffer, sys.stderr
-    stdout.write(pickle.dumps(jobs.outcome(*pickle.load(sys.stdin.buffer)), protocol=5))
-    stdout.flush()
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the worker has ended
+        while True:
+            folder, function, argument = pickle.load(sys.stdin.buffer)
+            os.chdir(folder)
+            ((_, outcome),) = jobs.run(function, [argument], 1)
+            pickle.dump(outcome, stdout, protocol=5)
+            stdout.flush()

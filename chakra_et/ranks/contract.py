@@ -22,7 +22,7 @@ from chakra_et.diagnose import node_classes as classes
 from chakra_et.et.columns import ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.et.node_attributes import has, set_integers, texts, with_metadata
 from chakra_et.et.rearrange import take_rows
-from chakra_et.simulate.longest_path import Lanes, find_lanes
+from chakra_et.simulate.joint import Lanes
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.stragglers.stretches import find_stretches
@@ -49,8 +49,8 @@ _NAMES = {
 def contract(trace: ExecutionTrace) -> ExecutionTrace:
     """The skeleton of one rank's trace. Raises ``TraceError`` for a trace that can't be replayed."""
     run = make_run("", [trace], [trace.metadata_int("rank") or 0])
-    graph, lanes = run.graph, find_lanes(run.graph)
-    stretches = find_stretches("", graph)
+    graph, lanes = run.graph, run.graph.in_lanes
+    stretches = find_stretches(run)
     stretch = stretches.step * (int(stretches.ordinal.max()) + 1) + stretches.ordinal
     work = classes.node_classes(run)
     source, target = _needed(run, lanes, stretch, work)

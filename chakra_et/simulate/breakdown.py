@@ -60,16 +60,17 @@ def activity(
 
     ``start_ns``, ``end_ns``, ``wait_ns``: int64[rows]; ``wait_ns`` is the first part of communication.
     """
-    kind = np.array(KINDS)[node_kinds(trace)]
+    number = node_kinds(trace)
+    kind = {name: number == at for at, name in enumerate(KINDS)}
     on_cpu = (trace.column("is_cpu_op") != 0) & (trace.types < NodeType.COMM_SEND)
-    kernels = (kind == "kernel") & ~on_cpu
-    copies = (kind == "copy") & ~on_cpu
-    transfers = kind == "transfer"
-    host = kind == "host-overhead"
+    kernels = kind["kernel"] & ~on_cpu
+    copies = kind["copy"] & ~on_cpu
+    transfers = kind["transfer"]
+    host = kind["host-overhead"]
     if kernels.any() or copies.any():
         computes, host = kernels, host | on_cpu
     else:
-        computes, host = (kind == "operator") & on_cpu, host | (kind == "runtime")
+        computes, host = kind["operator"] & on_cpu, host | kind["runtime"]
     arrived = np.minimum(start_ns + wait_ns, end_ns)
     spans = {
         HOST: (start_ns[host], end_ns[host]),

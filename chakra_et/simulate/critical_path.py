@@ -34,8 +34,7 @@ class Operations:
 def find_operations(matching: Matching, start_ns: np.ndarray) -> Operations:
     """The operations of ``matching``. ``start_ns`` int64[N]: start of each node, on a common clock."""
     nodes, operation = matching.complete(), matching.operation
-    by_arrival = nodes[np.lexsort((nodes, start_ns[nodes], operation[nodes]))]
-    last = by_arrival[np.diff(operation[by_arrival], append=-1) != 0]
+    last = matching.last_members(start_ns)[np.unique(operation[nodes])]
     last = last[np.lexsort((last, start_ns[last]))]
     number = np.empty(int(operation.max(initial=-1)) + 1, np.int64)
     number[operation[last]] = np.arange(len(last))
@@ -84,12 +83,13 @@ def critical_path(
     """The critical path of a replay of ``graph`` as the devices ran, with these times, int64[N] ns;
     ``operations`` by ``start``."""
     # The dependency or previous node on the lane that ended last before each node.
-    lane_source, lane_target = graph.lane_edges
-    source, target = np.append(graph.source, lane_source), np.append(graph.target, lane_target)
-    free = end[source] + np.append(graph.lag_ns, np.zeros(len(lane_source), np.int64))
-    order = np.lexsort((free, target))
+    source, target, lag = graph.all_edges
+    free = end[source] + lag
+    latest = np.full(len(graph), np.iinfo(np.int64).min)
+    np.maximum.at(latest, target, free)
+    last = free == latest[target]
     before = np.full(len(graph), -1, dtype=np.int64)
-    before[target[order]] = source[order]  # the last one stays
+    before[target[last][::-1]] = source[last][::-1]  # of several the first one stays
     node = int(np.argmax(end))
     nodes, bounds = [], [int(end[node])]
     while node >= 0:

@@ -23,6 +23,18 @@ EVERY_RANK = "0"
 _LIMIT_NS = 2**62
 
 
+@dataclass(frozen=True)
+class Lanes:
+    """The lane of each node, ``lane[N]``, and ``nodes[N]`` by lane and position, in which node i has the
+    ``spot[i]``; lane L begins at spot ``first[L]``. A node that is on no thread, stream or communicator has a
+    lane to itself."""
+
+    lane: np.ndarray
+    nodes: np.ndarray
+    spot: np.ndarray
+    first: np.ndarray
+
+
 @dataclass
 class ReplayGraph:
     """The N nodes and E dependencies of T traces. Arrays are int64 unless noted.
@@ -97,7 +109,7 @@ class ReplayGraph:
         as a receive must not block the nodes after it.
         """
         lane, tid, stream = (self.attribute(name, -1) for name in ("lane", "tid", "stream"))
-        is_message = np.isin(self.types, (NodeType.COMM_SEND, NodeType.COMM_RECV))
+        is_message = (self.types >= NodeType.COMM_SEND) & (self.types != NodeType.COMM_COLL)
         choices = [lane >= 0, self.is_cpu, stream >= 0, is_message, self.types == NodeType.COMM_COLL]
         kind = np.select(choices, [0, 1, 2, 3, 4], default=5)
         value = np.select(choices, [lane, tid, stream, -1, self.group], default=0)
@@ -105,12 +117,24 @@ class ReplayGraph:
         return np.where(kind == 3, -1, (self.trace_of * 6 + kind) * len(values) + code)
 
     @cached_property
-    def lane_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Edges (source, target) that chain the nodes of each lane in the order of ``position``."""
-        lanes = self.lanes()
-        order = np.lexsort((self.position, lanes))
-        linked = (lanes[order[1:]] == lanes[order[:-1]]) & (lanes[order[1:]] >= 0)
-        return order[:-1][linked], order[1:][linked]
+    def all_edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Source, target and lag of the edges that chain the nodes of each lane, and of the dependencies."""
+        lane, order = self.in_lanes.lane, self.in_lanes.nodes
+        linked = lane[order[1:]] == lane[order[:-1]]
+        source, target = order[:-1][linked], order[1:][linked]
+        lag = np.append(np.zeros(len(source), np.int64), self.lag_ns)
+        return np.append(source, self.source), np.append(target, self.target), lag
+
+    @cached_property
+    def in_lanes(self) -> Lanes:
+        """The nodes by lane."""
+        lane = self.lanes()
+        alone = lane < 0
+        lane = coded(np.where(alone, lane.max(initial=0) + np.cumsum(alone), lane))[1]
+        nodes = np.lexsort((self.position, lane))
+        spot = np.empty(len(nodes), np.int64)
+        spot[nodes] = np.arange(len(nodes))
+        return Lanes(lane, nodes, spot, np.searchsorted(lane[nodes], np.arange(int(lane.max()) + 2)))
 
 
 def build_graph(

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.arrays import coded
 from chakra_et.errors import TraceError
-from chakra_et.simulate.joint import ReplayGraph
+from chakra_et.simulate.joint import Lanes, ReplayGraph
 from chakra_et.simulate.matching import Matching, deadlock, differing, disagreement
 
 _Blocks = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -88,31 +87,9 @@ class Schedule:
         return start[self.place], end[self.place]
 
 
-@dataclass(frozen=True)
-class Lanes:
-    """The lane of each node, ``lane[N]``, and ``nodes[N]`` by lane and position, in which node i has the
-    ``spot[i]``; lane L begins at spot ``first[L]``. A node that is on no thread, stream or communicator has a
-    lane to itself."""
-
-    lane: np.ndarray
-    nodes: np.ndarray
-    spot: np.ndarray
-    first: np.ndarray
-
-
-def find_lanes(graph: ReplayGraph) -> Lanes:
-    """The lanes of a graph."""
-    lane = graph.lanes()
-    alone = lane < 0
-    lane = np.where(alone, lane.max(initial=0) + np.cumsum(alone), lane)
-    lane = coded(lane)[1]
-    nodes = np.lexsort((graph.position, lane))
-    return Lanes(lane, nodes, _inverse(nodes), np.searchsorted(lane[nodes], np.arange(int(lane.max()) + 2)))
-
-
 def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
     """The rounds of a graph. Raises ``TraceError`` where ranks disagree or wait for each other for ever."""
-    lanes = find_lanes(graph)
+    lanes = graph.in_lanes
     # From here on nodes are numbered by their spots.
     nodes, spot, lane = lanes.nodes, lanes.spot, lanes.lane[lanes.nodes]
     source, target = spot[graph.source], spot[graph.target]
@@ -124,7 +101,8 @@ def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
     bounds = np.cumsum([0, *(len(blocks[0]) for blocks, _ in found)])
     first = np.append(0, np.cumsum(end - begin))  # the place of each block
     order = np.repeat(begin - first[:-1], end - begin) + np.arange(len(nodes))
-    place = _inverse(order)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
     # The first node of a block follows the node before it on its lane.
     follows = begin[(begin > 0) & (lane[begin] == lane[begin - 1])]
     into = place[np.append(target, follows)]
@@ -162,12 +140,6 @@ def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
         rounds,
         apart // 4,
     )
-
-
-def _inverse(order: np.ndarray) -> np.ndarray:
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    return place
 
 
 def _find_rounds(

@@ -72,6 +72,14 @@ class Matching:
         nodes = np.argsort(self.operation, kind="stable")[int((self.operation < 0).sum()) :]
         return np.split(nodes, np.flatnonzero(np.diff(self.operation[nodes])) + 1) if len(nodes) else []
 
+    def last_members(self, start_ns: np.ndarray) -> np.ndarray:
+        """The node of each operation that starts last, int64[K]."""
+        nodes = np.flatnonzero(self.operation >= 0)
+        nodes = nodes[np.argsort(start_ns[nodes], kind="stable")]
+        last = np.empty(int(self.operation.max(initial=-1)) + 1, np.int64)
+        last[self.operation[nodes]] = nodes
+        return last
+
     def complete(self) -> np.ndarray:
         """The nodes of operations of which all sides are there, int64, ascending."""
         nodes = np.flatnonzero(self.channel >= 0)

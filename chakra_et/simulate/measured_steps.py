@@ -63,7 +63,7 @@ def step_times(trace: ExecutionTrace) -> tuple[list[str], np.ndarray, np.ndarray
 def about_steps(traces: Sequence[ExecutionTrace]) -> list[str]:
     """A sentence on the steps of a run with and without recording, if its conversion knew of them."""
     of_graph = []
-    for trace in traces:
+    for trace in traces if any("steps_micros" in trace.metadata for trace in traces) else ():
         _, rows, lasted = step_times(trace)
         if lasted is None or not len(rows) or trace.metadata.get("predicted"):
             return []
@@ -96,7 +96,7 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
     else:
         how = " with PyTorch's observer" if any(facts.observed for facts in known) else ""
         off = f"{cost:.2f} µs per operator taken off for recording{how}"
-        of_graph = f"the step of the graph {graph:,.3f} ms ({off})"
+        of_graph = f"that of the graph {graph:,.3f} ms ({off})"
     if not traced:
         return ["no step is marked in the trace; its times hold the cost of recording"]
     if untraced is None:

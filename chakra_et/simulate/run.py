@@ -7,6 +7,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.measured_steps import about_steps, measured_times, step_times
-from chakra_et.simulate.time_by_kind import node_kinds
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.simulate.timing import Timing, timing
 from chakra_et.text import with_progress
 
@@ -124,6 +125,15 @@ class Run:
     def is_communication(self) -> np.ndarray:
         """bool[N]."""
         return self.graph.types >= NodeType.COMM_SEND
+
+    @cached_property
+    def alike(self) -> np.ndarray:
+        """Equal for nodes of one name and kind, of skeletons also of one step and communication; int64[N]."""
+        code = self.name_of * len(KINDS) + self.kind
+        for name in ("step_index", "comm_ordinal"):
+            values = self.graph.attribute(name, -1) + 1
+            code = code * (int(values.max(initial=0)) + 1) + values
+        return code
 
     def replay(self) -> ReplayResult:
         """The times by trace: each CPU thread, stream and communicator runs one node at a time, in order."""

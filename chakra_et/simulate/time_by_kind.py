@@ -78,7 +78,7 @@ def node_kinds(trace: ExecutionTrace) -> np.ndarray:
     place = {name: at for at, name in enumerate(KINDS)}
     on_cpu = trace.column("is_cpu_op") != 0
     kind = np.where(on_cpu, place["operator"], place["kernel"])
-    kind[np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))] = place["copy"]
+    kind[(trace.types == NodeType.MEM_LOAD) | (trace.types == NodeType.MEM_STORE)] = place["copy"]
     names, index = texts(trace, "kind")
     recorded = np.array([place.get(_CALLED.get(name, name), -1) for name in [*names, ""]])[index]
     kind = np.where(recorded >= 0, recorded, kind)

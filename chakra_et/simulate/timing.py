@@ -143,10 +143,8 @@ def waits(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> np.n
     """
     wait = np.zeros(len(graph), dtype=np.int64)
     nodes = matching.complete()
-    operation = matching.operation[nodes]
-    latest = np.full(int(operation.max(initial=-1)) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(latest, operation, starts_ns[nodes])
-    wait[nodes] = np.clip(latest[operation] - starts_ns[nodes], 0, graph.duration_ns[nodes])
+    latest = starts_ns[matching.last_members(starts_ns)][matching.operation[nodes]]
+    wait[nodes] = np.clip(latest - starts_ns[nodes], 0, graph.duration_ns[nodes])
     return wait
 
 

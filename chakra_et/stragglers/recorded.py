@@ -99,7 +99,7 @@ def recorded_job(run: Run) -> TimedJob:
             f"{run.name}: its ranks have no communication in common, so none waits for another: give the .et "
             "files of all ranks of one job"
         )
-    found = find_stretches(run.name, graph)
+    found = find_stretches(run)
     stages = stages_of(graph.traces, graph.ranks)
     operations, stretch_of_node, notes = _operations(run, found, stages)
     notes = [*run.notes, *notes]

@@ -10,10 +10,8 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.node_attributes import texts
 from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.measured_steps import step_rows
-from chakra_et.simulate.time_by_kind import KINDS, node_kinds
-
-_MESSAGE_NAMES = {NodeType.COMM_SEND: "send", NodeType.COMM_RECV: "recv"}
+from chakra_et.simulate.run import Run
+from chakra_et.simulate.time_by_kind import KINDS
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,16 @@ class Stretches:
     optype: np.ndarray
 
 
-def find_stretches(name: str, graph: ReplayGraph) -> Stretches:
-    """Raises ``TraceError`` for ranks that recorded different steps; ``name``: the run, for that message."""
+def find_stretches(run: Run) -> Stretches:
+    """Raises ``TraceError`` for ranks that recorded different steps."""
+    graph, steps = run.graph, _steps(run)
     if all("comm_ordinal" in trace.attributes for trace in graph.traces):  # skeletons know theirs
-        steps, _ = _steps(name, graph, graph.position)
         step, ordinal = (graph.attribute(of, 0) for of in ("step_index", "comm_ordinal"))
-        return Stretches(steps, step, ordinal, *_optypes(graph))
-    launched = _launches(graph)
-    steps, step = _steps(name, graph, launched)
+        return Stretches(steps, step, ordinal, *_optypes(run))
+    launched, step = _launches(graph), np.zeros(len(graph), np.int64)
+    for low, high, of in zip(graph.first[:-1], graph.first[1:], run.steps, strict=True):
+        begins = np.sort(graph.position[of.first[of.first >= 0]])
+        step[low:high] = np.maximum(np.searchsorted(begins, launched[low:high], side="right") - 1, 0)
     # Sorted by rank, step and launch, the communication of a rank and step lies together.
     where = (graph.trace_of * len(steps) + step) * len(graph)
     nodes = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
@@ -49,7 +49,7 @@ def find_stretches(name: str, graph: ReplayGraph) -> Stretches:
     ordinal = np.searchsorted(keys, where + launched, side="left") - first
     # One call may launch several.
     ordinal[nodes] = np.arange(len(nodes)) - first[nodes]
-    return Stretches(steps, step, ordinal, *_optypes(graph))
+    return Stretches(steps, step, ordinal, *_optypes(run))
 
 
 def _launches(graph: ReplayGraph) -> np.ndarray:
@@ -65,46 +65,36 @@ def _launches(graph: ReplayGraph) -> np.ndarray:
     return np.where(found < 0, position, found)
 
 
-def _steps(name: str, graph: ReplayGraph, launched: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """The numbers of the steps and each node's index into them; one step 0 where none is annotated."""
-    step = np.zeros(len(graph), dtype=np.int64)
-    numbers: list[int] | None = None
-    for index, (rank, trace) in enumerate(zip(graph.ranks, graph.traces, strict=True)):
-        names, rows = step_rows(trace)
-        own = [int(each.partition("#")[2]) for each in names] or [0]
-        if numbers is not None and own != numbers:
+def _steps(run: Run) -> list[int]:
+    """The numbers of the steps; one step 0 where none is annotated."""
+    numbers = [[int(name.partition("#")[2] or 0) for name in steps.names] for steps in run.steps]
+    for rank, own in zip(run.graph.ranks, numbers, strict=True):
+        if own != numbers[0]:
             raise TraceError(
-                f"{name}: rank {rank} recorded steps {_span(own)}, but rank {graph.ranks[0]} steps "
-                f"{_span(numbers)}: record the same steps on all ranks"
+                f"{run.name}: rank {rank} recorded steps {_span(own)}, but rank {run.graph.ranks[0]} steps "
+                f"{_span(numbers[0])}: record the same steps on all ranks"
             )
-        numbers = own
-        nodes = np.arange(graph.first[index], graph.first[index + 1])
-        begins = np.isin(graph.row[nodes], rows)
-        found = np.searchsorted(np.sort(graph.position[nodes[begins]]), launched[nodes], side="right") - 1
-        step[nodes] = np.maximum(found, 0)
-    assert numbers is not None
-    return numbers, step
+    return numbers[0]
 
 
 def _span(steps: list[int]) -> str:
     return ", ".join(map(str, steps)) if len(steps) < 4 else f"{steps[0]} to {steps[-1]} ({len(steps)})"
 
 
-def _optypes(graph: ReplayGraph) -> tuple[list[str], np.ndarray]:
+def _optypes(run: Run) -> tuple[list[str], np.ndarray]:
     """The names of the types, and each node's index into them."""
-    phases = [""]
-    columns = []
+    phases, columns, graph = [""], [], run.graph
     for trace in graph.traces:
         known, index = texts(trace, "phase")
         phases += [each for each in known if each not in phases]
         codes = np.array([*map(phases.index, known), 0])  # the last for nodes of none
-        columns.append(codes[index] * len(KINDS) + node_kinds(trace))
-    code = graph.gather(columns)
+        columns.append(codes[index])
+    code = graph.gather(columns) * len(KINDS) + run.kind
     names = [f"{phase}-{kind}".lstrip("-") for phase in phases for kind in KINDS]
     collective = graph.attribute("comm_type", -1)
     for node_type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
         code[graph.types == node_type] = len(names)
-        names.append(_MESSAGE_NAMES[node_type])
+        names.append(node_type.name.removeprefix("COMM_").lower())
     for value in np.unique(collective[graph.types == NodeType.COMM_COLL]).tolist():
         code[(graph.types == NodeType.COMM_COLL) & (collective == value)] = len(names)
         known_type = value in set(CollectiveType)

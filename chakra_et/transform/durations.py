@@ -100,13 +100,7 @@ class RankAs:
         if len(others) > MANY_RANKS:  # at random, as ranks of one step width would be of one place in a mesh
             others = np.random.default_rng(0).choice(others, MANY_RANKS, replace=False).tolist()
         graph, own = run.graph, setting.own_ns.copy()
-        # Nodes of one name and kind are a group; of skeletons, also of one step and communication.
-        code = run.name_of * len(KINDS) + run.kind
-        for name in ("step_index", "comm_ordinal"):
-            values = graph.attribute(name, -1) + 1
-            code = code * (int(values.max(initial=0)) + 1) + values
-
-        mine = ranks.index(self.rank)
+        code, mine = run.alike, ranks.index(self.rank)
         groups = np.unique(code[graph.first[mine] : graph.first[mine + 1]])
 
         def by_group(rank: int) -> tuple[np.ndarray, np.ndarray]:

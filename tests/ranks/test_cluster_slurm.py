@@ -6,13 +6,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from chakra_et.__main__ import main
-from tests.convert.test_together import Machine
 from tests.megatron_lm.virtual_cluster import cluster
 
 pytest.importorskip("dask_jobqueue", reason="pip install 'mosim-llms[cluster]'")
@@ -32,17 +31,6 @@ def slurm() -> Iterator[dict[str, str]]:
         yield env | {f"DASK_JOBQUEUE__SLURM__{name}": value for name, value in JOBS.items()}
 
 
-@pytest.fixture
-def traces(tmp_path: Path) -> Path:
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    return Machine([[300.0 + rank] * 3 for rank in range(RANKS)], [0.0] * RANKS).write(folder)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def converting(traces: Path, output: Path, env: dict[str, str]) -> subprocess.Popen[str]:
     words = ["convert", str(traces), "-o", str(output), "--cluster", "slurm", "--workers", "2"]
     env = env | {"PYTHONPATH": str(ROOT)}
@@ -58,7 +46,13 @@ def busy_nodes(env: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_slurm_writes_the_same_bytes(lost: bool, slurm: dict[str, str], traces: Path, tmp_path: Path) -> None:
+def test_slurm_writes_the_same_bytes(
+    lost: bool,
+    slurm: dict[str, str],
+    traces: Path,
+    tmp_path: Path,
+    contents: Callable[[Path], dict[str, bytes]],
+) -> None:
     """``lost``: a node goes down once its worker runs; its ranks go to the others."""
     running = converting(traces, tmp_path / "there", slurm)
     until = time.monotonic() + 120
