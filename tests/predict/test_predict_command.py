@@ -96,7 +96,7 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         (["--bandwidth", "100"], "has no unit"),
         (["--bandwidth", "1Gbit/s", "--latency", "5"], "has no unit"),
         (["--scale", "aten::mm"], "PATTERN=FACTOR"),
-        (["--topology", "2xH100 NVLink", "--bandwidth", "1Gbit/s"], "--topology has bandwidth"),
+        (["--topology", "2xH100 NVLink", "--bandwidth", "1Gbit/s"], "--topology has its own bandwidth"),
         (["--network", "absent.json", "--latency", "5us"], "absent.json"),
         (["--output", ""], "NAME of the files"),
         (["--ranks", "0"], "--dp 0: use 1 to 1,024"),
