@@ -87,16 +87,15 @@ def _attention(model: Model, tp: int, mbs: int, options: Options, whole: int) ->
     turned = Moved(2 * tokens * (qkv + width) + titan * 12 * tokens * (model.width + model.kv_width) / tp)
     moved = [Moved(2 * whole * h), Moved(3.5 * whole * h), turned]
     back = [Moved(4 * whole * h), Moved(2.5 * whole * h), turned]
-    core: list[Kernel] = []  # of a fused kernel: its times are its own
-    core_back: list[Kernel] = []
-    if options.attention == "unfused":
-        whole_s = s * model.cp
-        numbers = batch * s * whole_s
-        # Softmax with scale and mask, then dropout with its mask.
-        products = Matmul(s, whole_s, size, batch), Matmul(s, size, whole_s, batch)
-        core = [products[0], Moved(2 * numbers), Moved(2.5 * numbers), products[1]]
-        core_back = [*products, *products, Moved(3 * numbers), Moved(2.5 * numbers)]
-    return Work((*projections, *moved, *core), (*_gradients(projections), *back, *core_back), tuple(core))
+    if options.attention == "flash":  # a fused kernel, whose times are its own
+        return Work((*projections, *moved), (*_gradients(projections), *back))
+    whole_s = s * model.cp
+    numbers = batch * s * whole_s
+    # Softmax with scale and mask, then dropout with its mask.
+    products = Matmul(s, whole_s, size, batch), Matmul(s, size, whole_s, batch)
+    core = products[0], Moved(2 * numbers), Moved(2.5 * numbers), products[1]
+    core_back = *products, *products, Moved(3 * numbers), Moved(2.5 * numbers)
+    return Work((*projections, *moved, *core), (*_gradients(projections), *back, *core_back), core)
 
 
 def _feed_forward(model: Model, tp: int, tokens: int, options: Options, whole: int, ep: int) -> Work:

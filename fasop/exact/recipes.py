@@ -236,7 +236,6 @@ def _attention(gpu: Gpu, model: Model, tp: int, mbs: int) -> np.ndarray:
     size, seq = (model.head_width + (model.v_width or model.head_width)) / 2, model.seq * model.cp
     point = [mbs, heads, shared, seq, seq, size, model.causal]
     forward, backward = kernel_times(gpu).micros("attention", [[*point, 0], [*point, 1]]) / 1e6 / model.cp
-    if 0 < model.window < seq:  # every second layer sees a window
-        share = 0.5 + min(model.window / seq, 0.5)
-        forward, backward = forward * share, backward * share
-    return np.array([forward, backward, forward])
+    # Every second layer sees a window.
+    share = 0.5 + min(model.window / seq, 0.5) if model.window else 1.0
+    return share * np.array([forward, backward, forward])

@@ -246,8 +246,7 @@ def _mpt(row: Mapping[str, str], _: object) -> Run:
         model = Model(f"mpt-{row['model']}", h, seq, layers, 50368, heads, gbs)
         return layout_of(model, _gpu(row["gpu"]), count, int(row["mbs"]), (1, 1, 1, 1), options.recompute)
 
-    group = f"MPT, {row['gpu'].split('_')[0].upper()}"
-    return Run(name, group, _or_why(made), options, seconds, (), row)
+    return Run(name, f"MPT, {row['gpu'].split('_')[0].upper()}", _or_why(made), options, seconds, (), row)
 
 
 def _step(row: Mapping[str, str], _: object) -> Run:
@@ -267,10 +266,9 @@ def _step(row: Mapping[str, str], _: object) -> Run:
         model = Model(row["model"], h, seq, layers, vocab, heads, batch, stepwise=stepwise)
         return layout_of(model, _gpu(row["device"]), count, batch // dp, (tp, pp, 1, 1))
 
-    of = "backward" if ways == "none" else "four GPUs"
     vendor = "AMD" if "AMD" in row["device"] else "NVIDIA"
     options = Options(precision="fp32", engine="eager")
-    group = f"NeuSight, {of}, {vendor}"
+    group = f"NeuSight, {'backward' if ways == 'none' else 'four GPUs'}, {vendor}"
     return Run(name, group, _or_why(made), options, seconds, (), row, ways == "none")
 
 

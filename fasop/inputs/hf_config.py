@@ -31,6 +31,7 @@ class _Family(NamedTuple):
 
 
 OPTIONAL = (("attention_bias", "qo"),)
+BIASED = ("gpt_neox", "gpt_oss", "opt")  # have their optional biases where nothing is said
 _PLAIN = _Family("qom", (), layer_norm=True, gated=False, positions=0, tied=True)
 FAMILIES = {
     "llama": _Family(),
@@ -42,12 +43,12 @@ FAMILIES = {
     "gemma": _Family("", OPTIONAL, tied=True),
     "gemma2": _Family("", OPTIONAL, norms=4, tied=True),
     "gemma3_text": _Family("", OPTIONAL, norms=4, qk_norm=True, tied=True),
-    "gpt_oss": _Family("qo", ()),
+    "gpt_oss": _Family("", OPTIONAL),
     "deepseek_v2": _Family("", ()),
     "deepseek_v3": _Family("", ()),
     "gpt_neox": _PLAIN._replace(biases="m", flags=OPTIONAL, positions=-1, tied=False),
     "gpt2": _PLAIN,
-    "opt": _PLAIN._replace(positions=2),
+    "opt": _PLAIN._replace(biases="", flags=(("enable_bias", "qom"),), positions=2),
     "bert": _PLAIN._replace(causal=False),
     "t5": _Family("", (), layer_norm=False, gated=False, tied=True),
 }
@@ -102,7 +103,7 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     kv = _get(config, "num_key_value_heads", heads)
     size = _get(config, "head_dim", h // heads)
     ffn, experts = _get(config, "intermediate_size", 4 * h), _get(config, "num_experts", 0)
-    biases = family.biases + "".join(b for flag, b in family.flags if _get(config, flag, kind == "gpt_neox"))
+    biases = family.biases + "".join(b for flag, b in family.flags if _get(config, flag, kind in BIASED))
     gated = family.gated or "gated" in str(config.get("feed_forward_proj"))
     norm = h * (2 if family.layer_norm else 1)
 
@@ -137,9 +138,13 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
         total += h * (_get(config, "max_position_embeddings") + family.positions)
     if kind == "bert":
         # With the head for masked words.
-        total += h * config.get("type_vocab_size", 2) + h * h + h + norm + vocab
-    if kind == "opt" and not config.get("do_layer_norm_before", True):
-        total -= norm
+        total += h * config.get("type_vocab_size", 2) + h * h + h + norm + vocab * (1 if tied else 2)
+    if kind == "opt":
+        total -= norm * (not config.get("do_layer_norm_before", True))
+        if (
+            narrow := config.get("word_embed_proj_dim") or h
+        ) != h:  # embeddings with a projection to the layers
+            total += vocab * (narrow - h) * (1 if tied else 2) + 2 * narrow * h
     if kind == "t5":
         decoder = _get(config, "num_decoder_layers", layers)
         total += decoder * (2 * attention + feed(ffn) + 3 * norm) + norm
@@ -153,8 +158,9 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     if kind == "gpt_oss":
         found |= {"window": config.get("sliding_window") or 0, "stepwise": True}
     remarks = [f"{dense} layers without experts as those with them"] * bool(experts and dense)
-    windows = config.get("sliding_window") and not found.get("window")
-    remarks += ["sliding windows as whole sequences"] * bool(windows)
+    remarks += ["sliding windows as whole sequences"] * bool(
+        kind != "gpt_oss" and config.get("sliding_window")
+    )
     if remarks:
         found["remark"] = f"{kind}: computed with {', '.join(remarks)}"
     seq = min(_get(config, "max_position_embeddings", LONGEST), LONGEST)

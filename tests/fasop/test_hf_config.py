@@ -38,7 +38,11 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", SIZES),
     ("gpt2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 1000, "n_positions": 128}),
     ("opt", SIZES | {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    ("opt", SIZES | {"ffn_dim": 96, "word_embed_proj_dim": 64, "enable_bias": False}),
+    ("opt", SIZES | {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+    ("gpt_oss", GROUPED | {"num_local_experts": 6, "attention_bias": False}),
     ("bert", SIZES),
+    ("bert", SIZES | {"tie_word_embeddings": False}),
     ("t5", T5),
     ("t5", T5 | {"num_decoder_layers": 2, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
 ]
