@@ -18,6 +18,7 @@ PUBLIC = (
     "a100_alexnet_cuda_sync.json.gz", "a100_nccl_rank0.json.gz", "b200_eager_rank0.json.gz",
     "mi250_minitoy.json.gz",
     "mi300_resnet_rank0.json.gz", "torch_compile_triton.json.gz", "sampled_rank0_of_128.json.gz",
+    "sglang_qwen3_prefilldecode.json.gz", "linear_2080ti/linear_device.json.gz",
 )  # fmt: skip
 
 
