@@ -139,12 +139,10 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     if kind == "bert":
         # With the head for masked words.
         total += h * config.get("type_vocab_size", 2) + h * h + h + norm + vocab * (1 if tied else 2)
-    if kind == "opt":
+    if kind == "opt":  # may have narrower embeddings, projected to the layers and back
+        narrow = config.get("word_embed_proj_dim") or h
+        total += (narrow != h) * (vocab * (narrow - h) * (1 if tied else 2) + 2 * narrow * h)
         total -= norm * (not config.get("do_layer_norm_before", True))
-        if (
-            narrow := config.get("word_embed_proj_dim") or h
-        ) != h:  # embeddings with a projection to the layers
-            total += vocab * (narrow - h) * (1 if tied else 2) + 2 * narrow * h
     if kind == "t5":
         decoder = _get(config, "num_decoder_layers", layers)
         total += decoder * (2 * attention + feed(ffn) + 3 * norm) + norm
@@ -158,9 +156,8 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     if kind == "gpt_oss":
         found |= {"window": config.get("sliding_window") or 0, "stepwise": True}
     remarks = [f"{dense} layers without experts as those with them"] * bool(experts and dense)
-    remarks += ["sliding windows as whole sequences"] * bool(
-        kind != "gpt_oss" and config.get("sliding_window")
-    )
+    windows = config.get("sliding_window") and kind != "gpt_oss"
+    remarks += ["sliding windows as whole sequences"] * bool(windows)
     if remarks:
         found["remark"] = f"{kind}: computed with {', '.join(remarks)}"
     seq = min(_get(config, "max_position_embeddings", LONGEST), LONGEST)
