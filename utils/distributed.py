@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -68,9 +68,9 @@ def setup_logging(rank: int) -> None:
     """Log to stderr, without secrets; ranks other than 0 log warnings only."""
     form = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
     logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", force=True)
-    (handler,) = logging.getLogger().handlers
-    line = handler.format
-    handler.format = lambda record: redacted(line(record))  # type: ignore[method-assign]
+    formatter: Any = logging.getLogger().handlers[0].formatter  # also the progress bar's
+    line = formatter.format
+    formatter.format = lambda record: redacted(line(record))
     for name in ("chakra_et", "utils", "gpt2", "bert", "__main__"):
         logging.getLogger(name).setLevel(logging.WARNING if rank else logging.INFO)
 
