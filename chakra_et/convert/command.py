@@ -66,9 +66,7 @@ class ConvertConfig:
     comm_kernels: str = option("JSON table of additional communication kernels, by name", "", metavar="FILE")
     engine: Engine = option("this converter, or MLCommons' chakra_trace_link and chakra_converter", "native")
     workers: int = option("number of processes, or of jobs in a queue; 0: one per core", 0)
-    cluster: str = option(
-        "convert on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler", "", metavar="WHERE"
-    )
+    cluster: str = option("a Dask cluster: local, slurm, or tcp://HOST:PORT", "", metavar="WHERE")
     step: str = option("number of the one ProfilerStep to convert, or all", "all")
     timestamps: bool = option("write start_time_micros", True)
     skeletons: Skeletons = option(

@@ -25,7 +25,7 @@ from chakra_et.errors import TraceError
 
 QUEUES = "slurm", "pbs", "lsf", "sge"
 """Slurm is tested; the others take the same way, untested."""
-_servers = threading.local()
+_servers: dict[int, Any] = {}
 
 
 @contextlib.contextmanager
@@ -37,12 +37,15 @@ def jobs_on(cluster: str, workers: int) -> Iterator[Jobs]:
         try:
             client = _connected(stack, cluster, workers)
         except ImportError as error:
-            needed = f"{error.name}: pip install distributed dask-jobqueue"
-            raise TraceError(f"--cluster {cluster} needs {needed}") from None
+            raise TraceError(f"--cluster needs {error.name}: pip install distributed dask-jobqueue") from None
         except (OSError, ValueError) as error:
-            where = "give local, slurm, or tcp://HOST:PORT of a scheduler that is there"
-            raise TraceError(f"--cluster {cluster}: {error}: {where}") from None
-        yield functools.partial(_run, client)
+            raise TraceError(f"--cluster {cluster}: {error}: give local, slurm, or tcp://HOST:PORT") from None
+        try:
+            yield functools.partial(_run, client)
+        finally:  # of workers in this process
+            for server in _servers.values():
+                server.terminate()
+                server.wait()
 
 
 def _connected(stack: contextlib.ExitStack, cluster: str, workers: int) -> Any:
@@ -82,17 +85,16 @@ def _in_process(folder: str, function: Callable[[Any], Any], argument: Any) -> A
     """The outcome of a job in a process of its own: one that dies doesn't take Dask's worker along, for whose
     death Dask would blame all its tasks. A server of this thread forks it, which has loaded what jobs need
     and ends with the worker."""
-    server = getattr(_servers, "process", None)
+    server = _servers.get(threading.get_ident())
     if server is None or server.poll() is not None:
         command = [sys.executable, "-c", "from chakra_et.ranks.cluster import _serve; _serve()"]
-        server = _servers.process = subprocess.Popen(command, stdin=-1, stdout=-1, cwd=folder)
+        server = _servers[threading.get_ident()] = subprocess.Popen(command, stdin=-1, stdout=-1, cwd=folder)
     try:
         server.stdin.write(pickle.dumps((folder, function, argument)))
         server.stdin.flush()
         return pickle.load(server.stdout)
     except (OSError, EOFError):
-        server.kill()
-        return TraceError(f"its process ended with status {server.wait()}, perhaps for lack of memory.")
+        return TraceError("the server of its process ended, perhaps for lack of memory.")
 
 
 def _serve() -> None:
