@@ -99,11 +99,3 @@ def progress_bar(total: int, doing: str) -> Iterator[Callable[[], None]]:
     tqdm.monitor_interval = 0  # no monitor thread: workers are forked from this process
     with tqdm(total=total, unit="rank", desc=doing) as bar:
         yield lambda: bar.update() and None
-
-
-def with_progress(ranks: Collection[Item], doing: str) -> Iterator[Item]:
-    """``ranks`` one by one, beside a progress bar."""
-    with progress_bar(len(ranks), doing) as progress:
-        for each in ranks:
-            yield each
-            progress()

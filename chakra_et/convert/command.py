@@ -21,24 +21,28 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from chakra_et import cli, files
 from chakra_et.cli import option
+from chakra_et.convert.jobs import default_workers
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankResult, is_cut
-from chakra_et.convert.runs import RunOptions, SetResult, convert_sets, default_workers
+from chakra_et.convert.runs import RunOptions, SetResult, convert_sets
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES, RunFiles
+from chakra_et.ranks.cluster import cluster
 from chakra_et.ranks.communication import communication_job, is_record
+from chakra_et.ranks.fill import fill
 from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
+from chakra_et.traces.discovery import TraceFile, look_at
 from chakra_et.traces.sets import TraceSet
 
 Kind = TypeVar("Kind")
@@ -66,7 +70,7 @@ class ConvertConfig:
     comm_kernels: str = option("JSON table of additional communication kernels, by name", "", metavar="FILE")
     engine: Engine = option("this converter, or MLCommons' chakra_trace_link and chakra_converter", "native")
     workers: int = option("number of processes, or of jobs in a queue; 0: one per core", 0)
-    cluster: str = option("a Dask cluster: local, slurm, or tcp://HOST:PORT", "", metavar="WHERE")
+    cluster: str = cluster()
     step: str = option("number of the one ProfilerStep to convert, or all", "all")
     timestamps: bool = option("write start_time_micros", True)
     skeletons: Skeletons = option(
@@ -152,16 +156,29 @@ def main(argv: Sequence[str] | None = None, keep: bool = False) -> int:
 
 
 def _records(paths: list[Path], config: ConvertConfig) -> int:
-    """Convert files that hold communication alone; the run has the name of their folder."""
-    folder = paths[0].parent.resolve()
-    run = RunFiles(Path(config.output or folder), folder.name)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    notes = communication_job(paths, run)
-    if left := len(config.paths()) - len(paths):
-        notes.append(f"other files, left out: convert them by themselves: {left}")
+    """Convert files that hold communication alone, together with traces of some ranks where there are any.
+    Without these the run has the name of the folder."""
+    others = [path for path in config.paths() if path not in paths]
+    if any(isinstance(look_at(path), TraceFile) for path in others):
+        results = convert(replace(config, allow_missing_ranks=True), config.sets())
+        if status := show(results, config):
+            return status
+        if len(results) > 1:
+            raise TraceError(
+                f"{paths[0].parent}: traces of {len(results)} runs beside records: give those of one"
+            )
+        run: RunFiles = results[0].traces
+        notes, ended = fill(paths, run), "with the ranks that were filled"
+    else:
+        folder = paths[0].parent.resolve()
+        run = RunFiles(Path(config.output or folder), folder.name)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        notes, ended = communication_job(paths, run), "communication only"
+        if others:
+            notes.append(f"other files, left out: convert them by themselves: {len(others)}")
     for note in notes:
         print(f"warning: {run.folder / run.name}: {printable(note)}", file=sys.stderr)
-    print(f"{len(run.et_files())} files written to {printable(str(run.folder))}: communication only.")
+    print(f"{len(run.et_files())} files written to {printable(str(run.folder))}: {ended}.")
     return 0
 
 

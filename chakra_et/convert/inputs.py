@@ -103,8 +103,9 @@ def with_et_files(run: RankSet | TraceSet) -> Iterator[tuple[RankSet, list[str]]
     if isinstance(run, RankSet):
         yield run, []
         return
+    from chakra_et.convert.jobs import default_workers
     from chakra_et.convert.pair import PairOptions
-    from chakra_et.convert.runs import RunOptions, convert_sets, default_workers
+    from chakra_et.convert.runs import RunOptions, convert_sets
 
     with tempfile.TemporaryDirectory(prefix="chakra-et-") as folder:
         traces = dataclasses.replace(run, folder=Path(folder))

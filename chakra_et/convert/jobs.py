@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 Argument = TypeVar("Argument")
+Jobs = Callable[..., Generator[tuple[int, Any], None, None]]
+"""``run``, or what runs jobs elsewhere as it does."""
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PROCESSES = hasattr(os, "killpg")
 
@@ -61,6 +63,11 @@ def run(
     finally:
         for _, process in running.values():
             _end(process)
+
+
+def default_workers() -> int:
+    """One per core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start(function: Callable[[Any], Any], argument: Any) -> tuple[BaseProcess, Connection]:

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,6 @@ from chakra_et.et.sets import Skeletons
 from chakra_et.names import RunFiles
 from chakra_et.traces.sets import TraceSet
 
-Jobs = Callable[..., Generator[tuple[int, Any], None, None]]
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -59,7 +57,7 @@ class RunOptions:
     keep: bool = False
     skeletons: Skeletons = "auto"
     cluster: str = ""
-    jobs: Jobs = jobs.run
+    jobs: jobs.Jobs = jobs.run
 
 
 @dataclass(eq=False, repr=False)
@@ -253,8 +251,3 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
             for rank, r in sorted(result.ranks.items())
         },
     }
-
-
-def default_workers() -> int:
-    """One per core that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

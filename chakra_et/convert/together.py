@@ -330,12 +330,22 @@ def finish_rank(job: tuple[Path, RankReport, JointTimes | None, dict[str, Group]
     if times is None:
         et_file.write(path, trace)
         return report
+    metadata = dict(trace.metadata)
+    changed = add_times(trace, times)
+    add_report(trace, report)
+    if groups or changed or trace.metadata != metadata:
+        et_file.write(path, trace)
+    return report
+
+
+def add_times(trace: ExecutionTrace, times: JointTimes) -> bool:
+    """Give a trace its joint times; whether waits are other than it has."""
     offset, spread, each = times
     rows = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
     known = each >= 0
     wait = np.minimum(each[known], trace.duration_micros[rows[known]].astype(np.int64))
     transfer = trace.duration_micros[rows[known]].astype(np.int64) - wait
-    metadata, same = dict(trace.metadata), not groups
+    same = True
     for name, values in (("transfer_micros", transfer), ("wait_micros", wait)):
         old = trace.attributes.pop(name, Attribute("int64", rows[:0], wait[:0]))
         same &= np.array_equal(old.rows, rows[known]) and np.array_equal(np.asarray(old.values), values)
@@ -343,7 +353,4 @@ def finish_rank(job: tuple[Path, RankReport, JointTimes | None, dict[str, Group]
             trace.attributes[name] = Attribute("int64", rows[known], values)
     trace.metadata["clock_offset_ns"] = offset
     trace.metadata["clock_spread_ns"] = spread
-    add_report(trace, report)
-    if not same or trace.metadata != metadata:
-        et_file.write(path, trace)
-    return report
+    return not same

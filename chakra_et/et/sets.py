@@ -101,11 +101,6 @@ def find_rank_sets(
     for group in found:
         group.files = dict(sorted(group.files.items()))
         group.world, group.notes = record.check(group.run, group.files, allow_missing, group.alone)
-        if any(path.name.endswith(SKELETON) for path in group.files.values()):
-            group.notes.append(
-                f"read from the skeletons of {plural(len(group.files), 'rank')}: nodes are segments of like "
-                "work, without the names of operators (--skeletons off reads the whole ranks)"
-            )
         if group.run.groups_file.is_file():
             group.groups = read_comm_groups(group.run.groups_file)
     return found

@@ -19,13 +19,21 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
+from chakra_et.cli import option
 from chakra_et.convert import jobs
-from chakra_et.convert.runs import Jobs
+from chakra_et.convert.jobs import Jobs
 from chakra_et.errors import TraceError
+from chakra_et.text import progress_bar
 
 QUEUES = "slurm", "pbs", "lsf", "sge"
 """Slurm is tested; the others take the same way, untested."""
 _servers: dict[int, Any] = {}
+
+
+def cluster() -> Any:
+    """The field of commands to which ranks are tasks."""
+    text = "ranks are tasks on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler"
+    return option(text, "", metavar="WHERE")
 
 
 @contextlib.contextmanager
@@ -35,17 +43,32 @@ def jobs_on(cluster: str, workers: int) -> Iterator[Jobs]:
     there."""
     with contextlib.ExitStack() as stack:
         try:
-            client = _connected(stack, cluster, workers)
+            run = functools.partial(_run, _connected(stack, cluster, workers)) if cluster else jobs.run
         except ImportError as error:
             raise TraceError(f"--cluster needs {error.name}: pip install distributed dask-jobqueue") from None
         except (OSError, ValueError) as error:
             raise TraceError(f"--cluster {cluster}: {error}: give local, slurm, or tcp://HOST:PORT") from None
         try:
-            yield functools.partial(_run, client)
+            yield run
         finally:  # of workers in this process
             for server in _servers.values():
                 server.terminate()
                 server.wait()
+
+
+def each_rank(
+    function: Callable[[Any], Any], arguments: Sequence[Any], doing: str, cluster: str
+) -> list[Any]:
+    """What ``function`` returns for each of ``arguments``, in order: on ``cluster``, or without one in this
+    process. ``doing``: what the progress bar says. Raises the ``TraceError`` of a rank that fails."""
+    found, count = [None] * len(arguments), jobs.default_workers() if cluster else 0
+    with jobs_on(cluster, count) as run, progress_bar(len(arguments), doing) as progress:
+        for number, outcome in run(function, arguments, count):
+            if isinstance(outcome, TraceError):
+                raise outcome
+            found[number] = outcome
+            progress()
+    return found
 
 
 def _connected(stack: contextlib.ExitStack, cluster: str, workers: int) -> Any:
@@ -89,10 +112,12 @@ def _in_process(folder: str, function: Callable[[Any], Any], argument: Any) -> A
     if server is None or server.poll() is not None:
         command = [sys.executable, "-c", "from chakra_et.ranks.cluster import _serve; _serve()"]
         server = _servers[threading.get_ident()] = subprocess.Popen(command, stdin=-1, stdout=-1, cwd=folder)
+    given, answer = server.stdin, server.stdout
+    assert given is not None and answer is not None
     try:
-        server.stdin.write(pickle.dumps((folder, function, argument)))
-        server.stdin.flush()
-        return pickle.load(server.stdout)
+        given.write(pickle.dumps((folder, function, argument)))
+        given.flush()
+        return pickle.load(answer)
     except (OSError, EOFError):
         return TraceError("the server of its process ended, perhaps for lack of memory.")
 

@@ -22,6 +22,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.files import path_of
 from chakra_et.names import SKELETON, RunFiles, run_at
+from chakra_et.ranks.cluster import cluster
 from chakra_et.ranks.table import step_table
 from chakra_et.report.content import content, with_names
 from chakra_et.report.many import MOST_NODES, many_content
@@ -42,6 +43,7 @@ class ReportConfig:
     )
     allow_missing_ranks: bool = cli.allow_missing_ranks()
     skeletons: Skeletons = cli.skeletons()
+    cluster: str = cluster()
     xlsx: str | None = field(
         default=None,
         metadata={"help": "also write the tables to this workbook"},
@@ -58,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def write_report(config: ReportConfig) -> None:
     if many := _many_ranks(config):
         name = str(many.folder / many.name)
-        table = step_table(name, config.allow_missing_ranks, config.skeletons)
+        how = config.allow_missing_ranks, config.skeletons, config.cluster
+        table = step_table(name, *how)
         found, columns = many_content(many, table)
         output = path_of(config.output) if config.output else many.page_file
         size = write_page(output, "many", f"{many.name}: report", found, columns)

@@ -14,11 +14,11 @@ import numpy as np
 from chakra_et.convert.inputs import files_of, with_et_files
 from chakra_et.diagnose.rates import KernelClass, Rates, find_rates, kernel_classes
 from chakra_et.errors import TraceError
-from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import kinds_of_edges, parents, texts
 from chakra_et.et.sets import RankSet
 from chakra_et.files import read_json
+from chakra_et.ranks.skeleton_file import read_ranks
 from chakra_et.redact import redacted
 from chakra_et.simulate.critical_path import CriticalPath, Operations, critical_path, find_operations
 from chakra_et.simulate.joint import ReplayGraph, build_graph
@@ -29,7 +29,6 @@ from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.simulate.timing import Timing, align
-from chakra_et.text import with_progress
 from chakra_et.traces.sets import TraceSet
 
 PHASES = ("forward", "backward", "optimizer")
@@ -160,7 +159,7 @@ def load(chosen: RankSet | TraceSet) -> ReportRun:
     with with_et_files(chosen) as (run, lacks):
         print(*(f"warning: {note}\n" for note in run.notes), sep="", end="", file=sys.stderr)
         lacks += run.notes
-        traces = [et_file.read(path) for path in with_progress(run.files.values(), "reading")]
+        traces = read_ranks(run, "off")
         conversion = _json(run.run.report_file, lacks)
     manifest = chosen.manifest.content if isinstance(chosen, TraceSet) else _json(files.manifest_file, lacks)
     return assemble(files.name, traces, list(run.files), run.groups, redacted(manifest), conversion, lacks)

@@ -60,8 +60,8 @@ def activity(
 
     ``start_ns``, ``end_ns``, ``wait_ns``: int64[rows]; ``wait_ns`` is the first part of communication.
     """
-    number = node_kinds(trace)
-    kind = {name: number == at for at, name in enumerate(KINDS)}
+    codes = node_kinds(trace)
+    kind = {name: codes == at for at, name in enumerate(KINDS)}
     on_cpu = (trace.column("is_cpu_op") != 0) & (trace.types < NodeType.COMM_SEND)
     kernels = kind["kernel"] & ~on_cpu
     copies = kind["copy"] & ~on_cpu

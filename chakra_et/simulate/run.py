@@ -15,7 +15,6 @@ import numpy as np
 
 from chakra_et.convert.inputs import files_of, find_run, with_et_files
 from chakra_et.errors import TraceError
-from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.sets import Skeletons, read_comm_groups
 from chakra_et.files import read_json
@@ -25,7 +24,6 @@ from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.measured_steps import about_steps, measured_times, step_times
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.simulate.timing import Timing, timing
-from chakra_et.text import with_progress
 
 if TYPE_CHECKING:
     from chakra_et.simulate.replays import ReplayResult
@@ -129,7 +127,7 @@ class Run:
     @cached_property
     def alike(self) -> np.ndarray:
         """Equal for nodes of one name and kind, of skeletons also of one step and communication; int64[N]."""
-        code = self.name_of * len(KINDS) + self.kind
+        code: np.ndarray = self.name_of * len(KINDS) + self.kind
         for name in ("step_index", "comm_ordinal"):
             values = self.graph.attribute(name, -1) + 1
             code = code * (int(values.max(initial=0)) + 1) + values
@@ -145,14 +143,20 @@ class Run:
 
 
 def load_run(
-    name: str, comm_groups: str | None = None, allow_missing: bool = False, skeletons: Skeletons = "auto"
+    name: str,
+    comm_groups: str | None = None,
+    allow_missing: bool = False,
+    skeletons: Skeletons = "auto",
+    cluster: str = "",
 ) -> Run:
-    """The run of which ``name`` is the NAME, the folder, an .et file or a trace. Raises ``TraceError`` for
-    what can't be replayed, and as ``find_run`` does."""
+    """The run of which ``name`` is the NAME, the folder, an .et file or a trace, read as ``read_ranks`` does.
+    Raises ``TraceError`` for what can't be replayed, and as ``find_run`` does."""
+    from chakra_et.ranks.skeleton_file import read_ranks
+
     chosen = find_run([name], allow_missing, skeletons)
     with with_et_files(chosen) as (found, failed):
         groups = read_comm_groups(Path(comm_groups)) if comm_groups else found.groups
-        traces = [et_file.read(path) for path in with_progress(found.files.values(), "reading")]
+        traces = read_ranks(found, skeletons, cluster)
     run = make_run(name, traces, list(found.files), groups)
     try:
         manifest = read_json(files_of(chosen).manifest_file)

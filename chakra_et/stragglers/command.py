@@ -17,6 +17,7 @@ from typing import Any
 from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
+from chakra_et.ranks.cluster import cluster
 from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.analyse import THRESHOLD, Stragglers, analyse
 from chakra_et.stragglers.recorded import recorded_job
@@ -32,13 +33,15 @@ class StragglersConfig:
     name: str = field(metadata={"positional": True, "help": "the run: NAME or its folder"})
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
+    cluster: str = cluster()
     json: bool = field(default=False, metadata={"help": "print JSON, with slowdowns by rank and step"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(StragglersConfig, argv, description="Find slow ranks and what they cost.")
-    run = load_run(config.name, allow_missing=config.allow_missing_ranks, skeletons=config.skeletons)
+    how = config.allow_missing_ranks, config.skeletons, config.cluster
+    run = load_run(config.name, None, *how)
     found, diagnosis = analyse(recorded_job(run)), diagnose(run)
     if config.json:
         print(json.dumps(found.as_json() | {"diagnosis": diagnosis.as_json()}, indent=2))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
@@ -96,39 +98,48 @@ def _problem(finding: Finding, name: str, file: File | None = None) -> Problem:
     return problem
 
 
-def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
+def check_set(run: RankSet, for_astra: bool = False, cluster: str = "") -> list[Problem]:
     """Read and check the files of one run. A file that can't be read breaks the rule "unreadable".
 
     ``for_astra``: also check the files and the bundle around them against the needs of ASTRA-sim.
+    ``cluster``: where files are checked, see ``ranks.cluster``.
     """
     # A conversion checks no bundles.
-    from chakra_et.validate.astra import check_file_for_astra, check_order, check_run_for_astra
+    from chakra_et.ranks.cluster import each_rank
+    from chakra_et.validate.astra import check_order, check_run_for_astra
 
     groups = run.groups if run.run.groups_file.is_file() else None
-    communication: dict[int, ExecutionTrace] = {}
-    whole: dict[int, ExecutionTrace] = {}
-    problems: list[Problem] = []
-    for rank, path in run.files.items():
-        try:
-            trace = et_file.read(path)
-        except TraceError as error:
-            message = str(error).removeprefix(f"{path}: ")
-            problems.append(Problem("error", str(path), rank, None, None, "unreadable", message))
-            continue
-        more = check_file_for_astra(trace, groups or {}, len(run.files)) if for_astra else ()
-        problems += check(trace, groups, str(path), None if run.alone else rank, more)
-        # A run can have hundreds of ranks: keep only what the check of the whole run needs.
-        communication[rank] = trace.communication()
-        if for_astra:
-            whole[rank] = trace
-    if run.is_run and len(communication) == len(run.files):
+    one = functools.partial(_check_rank, run.alone, groups, len(run.files) if for_astra else 0)
+    found = each_rank(one, list(run.files.items()), "checking", cluster)
+    problems = [problem for own, _ in found for problem in own]
+    kept = {rank: trace for rank, (_, trace) in zip(run.files, found, strict=True) if trace is not None}
+    if run.is_run and len(kept) == len(run.files):
         names = {rank: str(path) for rank, path in run.files.items()}
+        communication = {rank: trace.communication() for rank, trace in kept.items()}
         problems += check_together(communication, groups, names)
     if for_astra:
         about = check_run_for_astra(run.run, groups or {}, len(run.files))
-        problems += [_problem(each, run.name) for each in (*about, *check_order(whole, groups or {}))]
+        problems += [_problem(each, run.name) for each in (*about, *check_order(kept, groups or {}))]
         for problem in problems:
             # In ASTRA-sim ranks whose parts differ wait for each other for ever.
             hangs = problem.rule == "collective-size-uneven"
             problem.severity = "error" if hangs else RULES[problem.rule]
     return problems
+
+
+def _check_rank(
+    alone: bool, groups: dict[str, list[int]] | None, ranks: int, file: tuple[int, Path]
+) -> tuple[list[Problem], ExecutionTrace | None]:
+    """The problems of one file, and what the check of the whole run needs, as a run can have thousands of
+    ranks: its communication, or for ASTRA-sim, where ``ranks`` isn't 0, all of it."""
+    from chakra_et.validate.astra import check_file_for_astra
+
+    rank, path = file
+    try:
+        trace = et_file.read(path)
+    except TraceError as error:
+        message = str(error).removeprefix(f"{path}: ")
+        return [Problem("error", str(path), rank, None, None, "unreadable", message)], None
+    more = check_file_for_astra(trace, groups or {}, ranks) if ranks else ()
+    problems = check(trace, groups, str(path), None if alone else rank, more)
+    return problems, trace if ranks else trace.communication()

@@ -13,6 +13,7 @@ from typing import Literal
 
 from chakra_et.cli import allow_missing_ranks, option, parse
 from chakra_et.et.sets import find_rank_sets
+from chakra_et.ranks.cluster import cluster
 from chakra_et.validate.check import check_set
 
 DESCRIPTION = (
@@ -27,6 +28,7 @@ class ValidateConfig:
 
     files: tuple[str, ...] = option(".et files, or NAME for NAME.0.et, NAME.1.et, …", positional=True)
     allow_missing_ranks: bool = allow_missing_ranks()
+    cluster: str = cluster()
     json: bool = option("print JSON with the keys valid, files, notes, problems", False)
     strict: bool = option("treat warnings as errors", False)
     for_: Literal["any", "astra-sim"] = option(
@@ -38,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(ValidateConfig, argv, description=DESCRIPTION)
     sets = find_rank_sets(config.files, config.allow_missing_ranks)
-    problems = [each for run in sets for each in check_set(run, config.for_ == "astra-sim")]
+    how = config.for_ == "astra-sim", config.cluster
+    problems = [each for run in sets for each in check_set(run, *how)]
     for problem in problems:
         if problem.rule == "rank-missing" and config.allow_missing_ranks:
             problem.severity = "note"

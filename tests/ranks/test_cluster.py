@@ -40,6 +40,29 @@ def test_a_cluster_writes_the_same_bytes(traces: Path, tmp_path: Path, contents:
     assert "run.3.et" in here and "run.3.skeleton.parquet" in here and "run.2.et" not in here
 
 
+def test_what_reads_ranks_answers_the_same(
+    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert main(["convert", str(traces), "-o", str(tmp_path)]) == 0
+    for words in (
+        ["validate", run], ["stragglers", run], ["stragglers", run, "--skeletons", "on"],
+    ):  # fmt: skip
+        capsys.readouterr()
+        answers = []
+        for flags in ([], ["--cluster", "local"]):
+            assert main([*words, "--json", *flags]) == 0
+            answers.append(capsys.readouterr().out)
+        assert answers[0] == answers[1] and answers[0]
+    assert main(["convert", str(traces), "-o", str(tmp_path), "--skeletons", "on"]) == 0
+    pages = []
+    for flags in ([], ["--cluster", "local"]):
+        page = tmp_path / "page.html"
+        assert main(["report", run, "--skeletons", "on", "-o", str(page), *flags]) == 0
+        pages.append(page.read_bytes())
+    assert pages[0] == pages[1]
+
+
 def test_what_dies_is_a_row() -> None:
     with jobs_on("local", 2) as run:
         found = dict(run(signal.raise_signal, [0, signal.SIGKILL, 0], 2))
