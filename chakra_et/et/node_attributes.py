@@ -25,7 +25,7 @@ EDGE_NAMES = (*EDGE_KINDS.values(), "dependency")
 
 def communicates(trace: ExecutionTrace) -> np.ndarray:
     """bool[N]: collectives, sends and receives."""
-    return np.asarray(trace.types >= NodeType.COMM_SEND)
+    return np.asarray((trace.types >= NodeType.COMM_SEND) & (trace.types <= NodeType.COMM_COLL))
 
 
 def in_phase(trace: ExecutionTrace, name: bytes) -> np.ndarray:
