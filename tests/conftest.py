@@ -22,6 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """No test may wait for a hub that is not there; huggingface_hub reads these when it is imported."""
+    if hasattr(signal, "SIGHUP"):  # ignored under nohup, also by the processes that tests start
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     os.environ.setdefault("WANDB_MODE", "offline")
