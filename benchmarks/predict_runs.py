@@ -21,6 +21,7 @@ from benchmarks.predict_processes import (
     namespaces,
 )
 from chakra_et.convert import runs as convert_sets
+from chakra_et.convert.jobs import default_workers
 from chakra_et.convert.pair import PairOptions
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
@@ -105,7 +106,7 @@ def rows(of: Part, effort: Effort, folder: Path, again: bool = False) -> list[Ro
     cases = of.cases(folder)
     if not again:
         run(of, cases, effort, folder)
-    how = convert_sets.RunOptions(workers=convert_sets.default_workers(), keep=True)
+    how = convert_sets.RunOptions(workers=default_workers(), keep=True)
     convert_sets.convert_sets(trace_sets.find(folder, "*"), PairOptions(), how)
     compared = [case for case in cases if case.changes or case.name == "nothing"]
     found = [_compare(compared, folder, number) for number in range(rounds(folder))]

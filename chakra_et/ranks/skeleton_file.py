@@ -25,12 +25,10 @@ from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
-from chakra_et.et.sets import MANY_RANKS, RankSet, Skeletons
+from chakra_et.et.sets import MANY_RANKS
 from chakra_et.files import atomic_file, open_regular
 from chakra_et.names import SKELETON, RunFiles
-from chakra_et.ranks.cluster import each_rank
 from chakra_et.ranks.contract import VERSION, contract
-from chakra_et.text import plural
 
 if TYPE_CHECKING:
     from chakra_et.convert.runs import RunOptions
@@ -54,25 +52,13 @@ def write_skeletons(scratch: RunFiles, place: RunFiles, run: RunOptions) -> list
 
 
 def _write(path: Path) -> None:
-    write_skeleton(path.with_suffix(SKELETON), _skeleton(path))
+    write_skeleton(path.with_suffix(SKELETON), skeleton(path))
 
 
-def _skeleton(path: Path) -> ExecutionTrace:
+def skeleton(path: Path) -> ExecutionTrace:
+    """The skeleton of the rank in a file, or what it holds if that is one."""
     trace = et_file.read(path)
     return trace if "skeleton" in trace.metadata else contract(trace)
-
-
-def read_ranks(run: RankSet, skeletons: Skeletons, cluster: str = "") -> list[ExecutionTrace]:
-    """The ranks of a run; ``skeletons`` "on" makes those that no conversion wrote, on ``cluster`` or here;
-    the notes of the run say what its nodes are. Raises ``TraceError`` for one that can't be read."""
-    read = _skeleton if skeletons == "on" else et_file.read
-    traces = each_rank(read, list(run.files.values()), "reading", cluster)
-    if any("skeleton" in trace.metadata for trace in traces):
-        run.notes.append(
-            f"read from the skeletons of {plural(len(traces), 'rank')}: nodes are segments of like work, "
-            "without the names of operators (--skeletons off reads the whole ranks)"
-        )
-    return traces
 
 
 def write_skeleton(path: Path, trace: ExecutionTrace) -> None:

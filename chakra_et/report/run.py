@@ -18,7 +18,6 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import kinds_of_edges, parents, texts
 from chakra_et.et.sets import RankSet
 from chakra_et.files import read_json
-from chakra_et.ranks.skeleton_file import read_ranks
 from chakra_et.redact import redacted
 from chakra_et.simulate.critical_path import CriticalPath, Operations, critical_path, find_operations
 from chakra_et.simulate.joint import ReplayGraph, build_graph
@@ -159,7 +158,7 @@ def load(chosen: RankSet | TraceSet) -> ReportRun:
     with with_et_files(chosen) as (run, lacks):
         print(*(f"warning: {note}\n" for note in run.notes), sep="", end="", file=sys.stderr)
         lacks += run.notes
-        traces = read_ranks(run, "off")
+        traces = run.read("off")
         conversion = _json(run.run.report_file, lacks)
     manifest = chosen.manifest.content if isinstance(chosen, TraceSet) else _json(files.manifest_file, lacks)
     return assemble(files.name, traces, list(run.files), run.groups, redacted(manifest), conversion, lacks)

@@ -20,7 +20,6 @@ from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
 from chakra_et.convert.inputs import find_runs, with_et_files
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import RankSet, Skeletons
-from chakra_et.ranks.skeleton_file import read_ranks
 from chakra_et.simulate.replay_report import RankReplay, report, table
 from chakra_et.simulate.replays import ReplayResult, astra_replay
 from chakra_et.simulate.run import Run, make_run
@@ -90,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
     """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
     ranks = list(job.files)
-    traces = read_ranks(job, config.skeletons)
+    traces = job.read(config.skeletons)
     made = make_run(job.name, traces, ranks, job.groups)
     notes = [*job.notes, *made.notes]
     if any(not trace.start_micros.any() for trace in traces):

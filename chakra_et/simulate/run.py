@@ -149,14 +149,12 @@ def load_run(
     skeletons: Skeletons = "auto",
     cluster: str = "",
 ) -> Run:
-    """The run of which ``name`` is the NAME, the folder, an .et file or a trace, read as ``read_ranks`` does.
+    """The run of which ``name`` is the NAME, the folder, an .et file or a trace, read by ``RankSet.read``.
     Raises ``TraceError`` for what can't be replayed, and as ``find_run`` does."""
-    from chakra_et.ranks.skeleton_file import read_ranks
-
     chosen = find_run([name], allow_missing, skeletons)
     with with_et_files(chosen) as (found, failed):
         groups = read_comm_groups(Path(comm_groups)) if comm_groups else found.groups
-        traces = read_ranks(found, skeletons, cluster)
+        traces = found.read(skeletons, cluster)
     run = make_run(name, traces, list(found.files), groups)
     try:
         manifest = read_json(files_of(chosen).manifest_file)
