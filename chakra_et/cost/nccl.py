@@ -1,10 +1,10 @@
 """The time that NCCL takes for collectives and messages: measured within a node, by its tuning between nodes.
 
-Within a node a collective takes L · f(bytes / (L · B)): L is the time of a small one, a launch and the steps
-around the ring (``first_bytes``), B the bus bandwidth of a large all-reduce. The curve f of each collective
-and number of GPUs holds what NCCL chooses by size: protocols (LL, LL128, Simple), channels, ring, tree or
-NVLS. ``networks.json`` has the curves of measured nodes. A node that isn't among them takes the geometric
-mean of the curves of those with its kind of link.
+Within a node a collective takes L · f(bytes / (L · B)). L is the time of a small collective (a launch and the
+steps around the ring, ``first_bytes``), B the bus bandwidth of a large all-reduce. The curve f, one for each
+collective and number of GPUs, holds what NCCL chooses by size: protocol (LL, LL128, Simple), channels, and
+ring, tree or NVLS. ``networks.json`` has the curves of measured nodes. Other nodes use the geometric mean of
+the curves of measured nodes with the same kind of link.
 
 Between nodes nothing was measured. There a collective takes what the best algorithm and protocol would by the
 latencies and bandwidths of NCCL's own tuning (src/graph/tuning.cc), over the slower of the node's links and
