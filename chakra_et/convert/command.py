@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any, TypeVar
 
 from chakra_et import cli, files
@@ -229,7 +229,7 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
             rows.append((file, *_figures(outcome, config), "invalid" if outcome.problems else state))
             sentences += [f"error: {text}" for text in outcome.problems]
         communication = result.communication
-        steps = [median([*result.good[rank].report.steps_us.values()] or [0.0]) for rank in communication]
+        steps = [fmean([*result.good[rank].report.steps_us.values()] or [0.0]) for rank in communication]
         metadata = [trace.metadata for trace in communication.values()]
         sentences += [f"note: {result.prefix}: {text}" for text in steps_sentence(metadata, steps)]
         sentences += _warnings(result)

@@ -94,7 +94,11 @@ def slow_ranks(run: Run, least: float) -> tuple[list[int], float]:
         several = [ranks[at] for at in order[:above]]
         value = gain(run, *map(RankAs, several))
         if value > best + SLOWER:
-            best, chosen = value, several
+            for rank in reversed(several):  # who gains nothing beside the others isn't one of them
+                without = [each for each in several if each != rank]
+                if gain(run, *map(RankAs, without)) > value - SLOWER / 2:
+                    several = without
+            best, chosen = gain(run, *map(RankAs, several)), several
     return (chosen, best) if best >= least else ([], 0.0)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from chakra_et import cli
 from chakra_et.convert.inputs import device_traces, files_of, find_run
+from chakra_et.diagnose.verdict import diagnose
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.files import path_of
@@ -28,6 +29,7 @@ from chakra_et.report.content import content, with_names
 from chakra_et.report.many import MOST_NODES, many_content
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
+from chakra_et.simulate.run import load_run
 
 
 @dataclass
@@ -62,7 +64,7 @@ def write_report(config: ReportConfig) -> None:
         name = str(many.folder / many.name)
         how = config.allow_missing_ranks, config.skeletons, config.cluster
         table = step_table(name, *how)
-        found, columns = many_content(many, table)
+        found, columns = many_content(many, table, diagnose(load_run(name, None, *how)))
         output = path_of(config.output) if config.output else many.page_file
         size = write_page(output, "many", f"{many.name}: report", found, columns)
         _tell(config, found, output, size)

@@ -25,7 +25,7 @@ from chakra_et import cli
 from chakra_et.convert.inputs import find_run
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.errors import TraceError
-from chakra_et.report.content import facts, lacks, with_names
+from chakra_et.report.content import facts, lacks, step_ns, with_names
 from chakra_et.report.page import MADE_BY, PackedColumns, write_page
 from chakra_et.report.run import PHASES, ReportRun, load
 from chakra_et.report.timeline import largest_peak, usage
@@ -102,28 +102,27 @@ class Matched:
 def side(run: ReportRun) -> Side:
     """What is compared of a run.
 
-    ``step_ns`` and the like are means per step and rank; ``steps`` is 0 where the whole trace is one stretch;
-    ``peak_bytes``: of ``largest_peak``; ``diagnosis`` is None where the ranks can't be replayed together.
-    ``TABLES`` aren't part of the page.
+    ``step_ns``: see ``content.step_ns``; the other times are means per step and rank. ``steps`` is 0 where
+    the whole trace is one stretch; ``peak_bytes``: of ``largest_peak``; ``diagnosis`` is None where the ranks
+    can't be replayed together. ``TABLES`` aren't part of the page.
     """
     steps = find_steps(run)
     names = {step.name for step in steps}
-    replayed = [step.replayed_ns for step in steps if step.replayed_ns is not None]
+    diagnosis = None if run.job is None else diagnose(run.job)
     peak = largest_peak(usage(run))
     return {
         "name": run.name,
         "ranks": len(run.ranks),
         "steps": 0 if names == {WHOLE} else len(names),
         "base": run.base,
-        "step_ns": float(np.mean([step.lasts_ns for step in steps])),
-        "replayed_ns": float(np.mean(replayed)) if len(replayed) == len(steps) else None,
+        "step_ns": step_ns(steps, diagnosis),
         "parts_ns": np.mean([step.parts_ns for step in steps], axis=0).tolist(),
         "hidden_ns": float(np.mean([step.hidden_ns for step in steps])),
         "phases_ns": np.mean([step.phases_ns for step in steps], axis=0).tolist(),
         "peak_bytes": peak["peak_bytes"] if peak else None,
         "facts": facts(run),
         "lacks": lacks(run, steps),
-        "diagnosis": None if run.job is None else diagnose(run.job),
+        "diagnosis": diagnosis,
         "entries": {
             (each.kind, each.name): (each.self_ns, each.device_ns, each.count) for each in by_name(run)
         },
@@ -221,6 +220,7 @@ def lines(sides: list[Side], top: int) -> list[str]:
         row += [*map(duration, each["parts_ns"]), duration(each["hidden_ns"])]
         rows.append([*row, *([size(each["peak_bytes"])] if memory else [])])
     text = table(rows, right=range(1, len(rows[0])))
+    text += ["step: of the slowest rank; what it is made of: means of the ranks"]
     text += [f"note: {note}" for note in notes(sides)]
     classes, matched = ([(each, each.self_ns) for each in match(sides, of)] for of in ("classes", "entries"))
     launching = (each for each, _ in matched if each.kind == "operator" and any(each.device_ns))

@@ -46,6 +46,8 @@ from chakra_et.text import duration, plural, size
 
 # Beyond these, a table of a page shows the entries with the most time.
 MOST_ENTRIES, MOST_MODULES, MOST_STEPS, MOST_RANKS = 5000, 5000, 20_000, 256
+LONGER = 1.02
+"""The longest step is told where it is so many times the step of the run."""
 
 
 def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any], PackedColumns]:
@@ -173,15 +175,25 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
     return rows
 
 
+def step_ns(steps: list[ReportStep], diagnosis: Diagnosis | None) -> float:
+    """The step of the run as its diagnosis has it: the mean step of the slowest rank. As shown on the page
+    where the ranks can't be replayed together."""
+    if diagnosis:
+        return diagnosis.step_ms * 1e6
+    ranks = np.array([step.rank for step in steps])
+    lasts = np.array([step.lasts_ns for step in steps])
+    return max(float(lasts[ranks == rank].mean()) for rank in set(ranks.tolist()))
+
+
 def headline(run: ReportRun, steps: list[ReportStep], diagnosis: Diagnosis | None) -> list[str]:
     """The run in a few sentences: its size, the diagnosis, and memory."""
-    names, lasting = {step.name for step in steps}, [step.lasts_ns for step in steps]
-    whole, mean, most = names == {WHOLE}, duration(float(np.mean(lasting))), duration(max(lasting))
+    names, lasts = {step.name for step in steps}, step_ns(steps, diagnosis)
+    whole, longest = names == {WHOLE}, max(step.lasts_ns for step in steps)
+    most = f", at most {duration(longest)}" if longest > LONGER * lasts else ""
     found = [
         f"{plural(len(run.ranks), 'rank')}, {plural(0 if whole else len(names), 'step')}: "
-        f"{mean} {'for the whole trace' if whole else 'per step'}"
-        f"{'' if run.base == 'measured' else f' as {run.base}'}"
-        f"{f', at most {most}' if most != mean else ''}."
+        f"{duration(lasts)} {'for the whole trace' if whole else 'per step'}"
+        f"{'' if run.base == 'measured' else f' as {run.base}'}{most}."
     ]
     found += diagnosis.lines() if diagnosis else []
     if peak := largest_peak(usage(run)):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.diagnose.verdict import Diagnosis
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.files import read_json
@@ -31,7 +32,9 @@ OFTEN = 0.1
 BESIDE, NAMED, LISTED = 3, 10, 100
 
 
-def many_content(files: RunFiles, found: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], PackedColumns]:
+def many_content(
+    files: RunFiles, found: Mapping[str, np.ndarray], diagnosis: Diagnosis
+) -> tuple[dict[str, Any], PackedColumns]:
     """The JSON and the columns of the page, from what ``ranks.table.step_table`` found."""
     ranks, steps = np.unique(found["rank"]), np.unique(found["step"])
     at = np.searchsorted(ranks, found["rank"]), np.searchsorted(steps, found["step"])
@@ -41,7 +44,7 @@ def many_content(files: RunFiles, found: Mapping[str, np.ndarray]) -> tuple[dict
     own = parts[[PARTS.index(part) for part in OWN]].sum(axis=0)
     mesh, notes = _mesh(files, len(ranks))
     listed = outliers(ranks, parts, own, mesh)
-    mean, total = np.nanmean(parts, axis=2), found["total_ns"]
+    mean = np.nanmean(parts, axis=2)
     by_own = np.argsort(-np.nanmedian(own, axis=1), kind="stable").tolist()
     middle = by_own[max(len(by_own) // 2 - 1, 0) :][:BESIDE]
     names = ", ".join(str(each["rank"]) for each in listed[:NAMED]) + ", …" * (len(listed) > NAMED)
@@ -52,11 +55,12 @@ def many_content(files: RunFiles, found: Mapping[str, np.ndarray]) -> tuple[dict
         "made_by": MADE_BY,
         "headline": [
             f"{plural(len(ranks), 'rank')}, {plural(len(steps), 'step')}: "
-            f"{duration(float(np.median(total)))} per step in the median, "
-            f"at most {duration(float(total.max()))}.",
+            f"{duration(diagnosis.step_ms * 1e6)} per step.",
+            *diagnosis.lines(),
             f"Ranks that stand out: {len(listed)}{f' ({names})' if listed else ''}.",
         ],
-        "notes": [*notes, f"what bounds the run, and what changes gain: chakra-et diagnose {files.name}"],
+        "diagnosis": diagnosis.as_json(),
+        "notes": notes,
         "ranks": ranks.tolist(),
         "steps": steps.tolist(),
         "parts": PARTS,

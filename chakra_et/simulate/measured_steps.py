@@ -67,12 +67,13 @@ def about_steps(traces: Sequence[ExecutionTrace]) -> list[str]:
         _, rows, lasted = step_times(trace)
         if lasted is None or not len(rows) or trace.metadata.get("predicted"):
             return []
-        of_graph.append(float(np.median(lasted)) / 1000)
+        of_graph.append(float(np.mean(lasted)) / 1000)
     return steps_sentence([trace.metadata for trace in traces], of_graph)
 
 
 def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[float]) -> list[str]:
-    """``about_steps`` from the metadata of the ranks' files and the median step of each. Means over ranks."""
+    """``about_steps`` from the metadata of the ranks' files and the mean step of each; of the slowest
+    rank."""
     try:
         known = [
             msgspec.json.decode(str(of["steps_micros"]), type=_StepFacts)
@@ -84,13 +85,13 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
     if not known or len(known) != len(graph_us):
         return []
 
-    def mean_ms(values: Sequence[float | None]) -> float | None:
+    def slowest_ms(values: Sequence[float | None]) -> float | None:
         given = [value for value in values if value is not None]
-        return sum(given) / len(given) / 1000 if len(given) == len(values) else None
+        return max(given) / 1000 if len(given) == len(values) else None
 
-    graph, untraced = mean_ms(graph_us), mean_ms([facts.untraced for facts in known])
-    traced = mean_ms([facts.traced for facts in known]) or graph
-    cost = mean_ms([of.get("recording_cost_ns") for of in metadata])
+    graph, untraced = slowest_ms(graph_us), slowest_ms([facts.untraced for facts in known])
+    traced = slowest_ms([facts.traced for facts in known]) or graph
+    cost = slowest_ms([of.get("recording_cost_ns") for of in metadata])
     if cost is None:
         of_graph = "its times hold the cost of recording"
     else:

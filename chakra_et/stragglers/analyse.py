@@ -17,8 +17,6 @@ from chakra_et.stragglers.recorded import TimedJob, recorded_job, typical
 
 THRESHOLD = 1.03
 """The slowdown from which on it is attributed to ranks, stages and types of operations."""
-# The part of the workers, in percent, that counts as the worst.
-WORST_PERCENT = 3
 MOST_TRIED = 8
 """Of more data-parallel ranks than ``MANY_RANKS``, as many are tried one by one."""
 Slowdowns = dict[Any, float]
@@ -35,14 +33,14 @@ class HeatMap:
 
 @dataclass
 class Stragglers:
-    """What the artifact reports, under its names, and which ranks are slow.
+    """What the artifact reports, under its names.
 
-    Step times in s by step. ``base``: measured; ``nodelay``: simulated with the recorded durations, all ranks
-    beginning at once; ``noblk``: simulated with typical durations. ``blocking_*`` are slowdowns of nodelay
-    against noblk, ``launch_*`` of base against nodelay. ``*_decompose_by_X[x]``: the slowdown where only x
-    keeps what was recorded. ``worst_ranks``: those that count as the worst. ``worker_slowdown``: of each
-    rank, ``rank_by_step``: also of each step. Steps and parts with the largest slowdown come first. What can
-    be None is None where the slowdown is below ``THRESHOLD``.
+    Step times in s by step. ``base``: measured, each rank from its own start; ``nodelay``: simulated with the
+    recorded durations, all ranks beginning at once; ``noblk``: simulated with typical durations.
+    ``blocking_*`` are slowdowns of nodelay against noblk, ``launch_*`` of base against nodelay.
+    ``*_decompose_by_X[x]``: the slowdown where only x keeps what was recorded. ``worker_slowdown``: of
+    each rank, ``rank_by_step``: also of each step. Steps and parts with the largest slowdown come first.
+    What can be None is None where the slowdown is below ``THRESHOLD``.
     """
 
     job_meta: dict[str, Any]
@@ -57,7 +55,6 @@ class Stragglers:
     blocking_decompose_by_dp_rank: Slowdowns | None = None
     blocking_decompose_by_stage: Slowdowns | None = None
     blocking_decompose_by_optype: Slowdowns | None = None
-    worst_ranks: list[int] | None = None
     worker_slowdown: Slowdowns | None = None
     rank_by_step: HeatMap | None = None
 
@@ -119,7 +116,6 @@ def analyse(job: TimedJob) -> Stragglers:
     found.worker_slowdown = _largest_first(slowdowns)
     cells = [np.minimum(dp_rank[dp], stage[at]) / noblk for dp, at in workers.values()]
     found.rank_by_step = HeatMap(list(workers), list(job.steps), np.array(cells))
-    found.worst_ranks = list(found.worker_slowdown)[: -(-len(slowdowns) * WORST_PERCENT // 100)]
     if job.meta["dp_size"] > MANY_RANKS:
         found.notes.append(
             f"slowdowns are those of the {MOST_TRIED} of {job.meta['dp_size']:,} data-parallel ranks whose "

@@ -11,17 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from chakra_et.cli import allow_missing_ranks, parse, skeletons
-from chakra_et.diagnose.verdict import diagnose
+from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.et.sets import Skeletons
 from chakra_et.ranks.cluster import cluster
 from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.analyse import THRESHOLD, Stragglers, analyse
 from chakra_et.stragglers.recorded import recorded_job
-from chakra_et.text import table
+from chakra_et.text import plural, table
 
 MOST_PARTS = 8
 
@@ -46,38 +45,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.json:
         print(json.dumps(found.as_json() | {"diagnosis": diagnosis.as_json()}, indent=2))
     else:
-        print(_text(config.name, found, diagnosis.about_ranks()))
+        print(_text(config.name, found, diagnosis))
     return 0
 
 
-def _text(name: str, found: Stragglers, diagnosis: Sequence[str]) -> str:
-    """What a terminal shows of ``found``; ``name``: of the run; ``diagnosis``: sentences on ranks."""
-    meta = found.job_meta
-    measured, recorded, ideal = (
-        fmean(times.values()) for times in (found.step_t_base, found.step_t_nodelay, found.step_t_noblk)
-    )
-    slowdown = found.blocking_slowdown
+def _text(name: str, found: Stragglers, diagnosis: Diagnosis) -> str:
+    """What a terminal shows of ``found``; ``name``: of the run."""
+    meta, slowdown = found.job_meta, found.blocking_slowdown
     lines = [
         f"{name}: {meta['world_size']} ranks, dp {meta['dp_size']} × pp {meta['pp_size']}, "
-        f"steps: {len(found.step_t_base)}",
-        "",
-        *table(
-            [
-                ("mean step time", "s", "slowdown"),
-                ("measured", f"{measured:.4f}", f"{found.launch_slowdown:.4f}"),
-                ("simulated, recorded durations", f"{recorded:.4f}", f"{slowdown:.4f}"),
-                ("simulated, typical durations", f"{ideal:.4f}", ""),
-            ]
-        ),
-        "",
-        f"Stragglers waste {max(0.0, 1 - ideal / recorded):.1%} of each step: it takes {slowdown:.2f} times "
+        f"{plural(diagnosis.steps, 'step')}, {diagnosis.step_ms:,.3f} ms per step",
+        f"Stragglers waste {max(0.0, 1 - 1 / slowdown):.1%} of each step: it takes {slowdown:.2f} times "
         "as long as with typical durations.",
-        *diagnosis,
+        *diagnosis.about_ranks(),
     ]
-    if found.worst_ranks is None:
-        lines.append(f"That is below {THRESHOLD}, so it is not attributed to ranks, stages and operators.")
-    else:
-        lines.append(f"Worst ranks: {', '.join(map(str, found.worst_ranks))}.")
+    if found.worker_slowdown is None:
+        lines.append(f"Below {THRESHOLD}, waste is not attributed to ranks, stages and operators.")
     parts = {
         "operator type": found.blocking_decompose_by_optype,
         "rank": found.worker_slowdown,

@@ -104,22 +104,22 @@ def recorded_job(run: Run) -> TimedJob:
     operations, stretch_of_node, notes = _operations(run, found, stages)
     notes = [*run.notes, *notes]
 
-    def step_s(work_s: np.ndarray, release_ns: int | np.ndarray = 0) -> np.ndarray:
+    def step_s(work_s: np.ndarray) -> np.ndarray:
         own = _durations(graph.own_ns, operations, stretch_of_node, work_s / NS)
-        _, end = run.schedule.run(own, own, np.broadcast_to(release_ns, len(graph)))
-        return _step_times(end, found, 0)
+        return _step_times(run.schedule.run(own, own, np.zeros(len(graph), np.int64))[1], found)
 
     apart_s = max(run.timing.release_ns) * NS
     if apart_s > LATE_S:
         notes.append(
             f"the ranks' traces begin up to {apart_s * 1e3:.1f} ms apart, which the launch slowdown includes"
         )
-    if graph.local_start_ns is not None and graph.clock_ns is not None:
-        starts = graph.local_start_ns + graph.clock_ns[graph.trace_of]
-        measured_s = _step_times(starts + graph.duration_ns, found, int(starts.min()))
+    # Each rank from its own start: the step is the slowest rank's, as in the diagnosis.
+    if graph.local_start_ns is not None:
+        began = np.minimum.reduceat(graph.local_start_ns, graph.first[:-1])[graph.trace_of]
+        measured_s = _step_times(graph.local_start_ns - began + graph.duration_ns, found)
     else:
-        notes.append("the files hold no start times on one clock: step_t_base is simulated")
-        measured_s = step_s(operations.work_s, run.release_ns)
+        notes.append("the files hold no start times: step_t_base is simulated")
+        measured_s = _step_times(run.end_ns - run.release_ns, found)
     meta = {
         "trial_name": run_at(run.name).name,
         "dp_size": int(operations.dp_rank.max()) + 1,
@@ -129,11 +129,11 @@ def recorded_job(run: Run) -> TimedJob:
     return TimedJob(meta, operations, found.steps, measured_s, notes, step_s)
 
 
-def _step_times(ends_ns: np.ndarray, found: Stretches, began_ns: int) -> np.ndarray:
+def _step_times(ends_ns: np.ndarray, found: Stretches) -> np.ndarray:
     """From the end of the step before, on all ranks, to the end of the step; float64[steps] in s."""
-    last = np.full(len(found.steps), began_ns, dtype=np.int64)
+    last = np.zeros(len(found.steps), dtype=np.int64)
     np.maximum.at(last, found.step, ends_ns)
-    return np.diff(np.maximum.accumulate(last), prepend=began_ns) * NS
+    return np.diff(np.maximum.accumulate(last), prepend=0) * NS
 
 
 def _durations(

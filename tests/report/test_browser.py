@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.report.many import many_content
 from chakra_et.report.page import write_page
 from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
 from tests.export.test_recorded import converted, trace
 from tests.report.made_run import HOSTILE, write_large, write_run
-from tests.report.test_many import made_table, run_files
+from tests.report.test_many import made_content
 from tests.shared import shared_path
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -314,7 +313,12 @@ def test_real_gpu_traces_are_shown(shown: Any, tmp_path: Path) -> None:
 
 def test_the_page_of_many_ranks(shown: Any, tmp_path: Path) -> None:
     path = tmp_path / "many.html"
-    write_page(path, "many", "many", *many_content(run_files(tmp_path, 512), made_table(512, 20)))
+    write_page(
+        path,
+        "many",
+        "many",
+        *made_content(tmp_path, 512),
+    )
     page = shown(path)
     assert page.locator("#outliers tbody td:first-child").all_inner_texts() == ["100", "200"]
     canvas = page.locator("#steps canvas")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.diagnose.verdict import diagnose
 from chakra_et.names import RunFiles
 from chakra_et.report.many import many_content
-from chakra_et.report.page import make_page
+from chakra_et.report.page import PackedColumns, make_page
+from chakra_et.simulate.run import load_run
 from tests.report.made_run import write_run
 from tests.report.page_data import unpack
 
@@ -48,8 +51,17 @@ def run_files(folder: Path, ranks: int) -> RunFiles:
     return files
 
 
+def made_content(folder: Path, ranks: int) -> tuple[dict[str, Any], PackedColumns]:
+    """The diagnosis is that of a small run."""
+    write_run(folder)
+    diagnosis = diagnose(load_run(str(folder / "made")))
+    return many_content(run_files(folder, ranks), made_table(ranks, 20), diagnosis)
+
+
 def test_slow_ranks_stand_out(tmp_path: Path) -> None:
-    found, columns = many_content(run_files(tmp_path, 512), made_table(512, 20))
+    found, columns = made_content(tmp_path, 512)
+    assert found["headline"][0] == "512 ranks, 20 steps: 160 µs per step."
+    assert found["headline"][1].startswith("Bound by") and found["diagnosis"]["slow_rank"] == 1
     slow, sometimes = found["outliers"]
     assert (slow["rank"], slow["steps"], slow["mostly"]) == (100, 20, "compute")
     assert slow["place"] == "tp 4, dp 12, pp 0"
@@ -64,7 +76,7 @@ def test_slow_ranks_stand_out(tmp_path: Path) -> None:
 
 
 def test_a_page_of_4096_ranks_is_small(tmp_path: Path) -> None:
-    page = make_page("many", "job", *many_content(run_files(tmp_path, 4096), made_table(4096, 20)))
+    page = make_page("many", "job", *made_content(tmp_path, 4096))
     assert len(page) < 15_000_000 / 10
 
 

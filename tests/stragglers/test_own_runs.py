@@ -53,7 +53,7 @@ def test_the_slowdowns_of_known_kernels(job: tuple[str, np.ndarray, np.ndarray])
     assert analysis.blocking_decompose_by_optype["kernel"] == pytest.approx(of_forward, abs=1e-3)
     of_backward = float(step_s(typical_forward, backward).mean() / ideal.mean())
     assert analysis.blocking_decompose_by_optype["backward-kernel"] == pytest.approx(of_backward, abs=1e-3)
-    assert found.worst_ranks == [2]
+    assert found.worker_slowdown is not None and next(iter(found.worker_slowdown)) == 2
     assert found.rank_by_step is not None
     alone = step_s(
         np.where(rows == 2, forward, typical_forward), np.where(rows == 2, backward, typical_backward)
@@ -66,12 +66,12 @@ def test_text_and_json(job: tuple[str, np.ndarray, np.ndarray], capsys: pytest.C
     assert main(["stragglers", job[0]]) == 0
     text = capsys.readouterr().out
     assert "4 ranks, dp 4 × pp 1" in text
-    assert "Worst ranks: 2." in text
+    assert "\nRank 2 is slow" in text
     assert main(["stragglers", job[0], "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["heatmap"]["rank_by_step"]["ranks"] == [0, 1, 2, 3]
     assert np.shape(answer["heatmap"]["rank_by_step"]["slowdown"]) == (RANKS, STEPS)
-    assert answer["worst_ranks"] == [2]
+    assert answer["diagnosis"]["slow_ranks"] == [2]
 
 
 def test_a_job_without_slow_ranks_attributes_nothing(
@@ -79,10 +79,10 @@ def test_a_job_without_slow_ranks_attributes_nothing(
 ) -> None:
     name = write_job(tmp_path, np.full((RANKS, STEPS), 2500.0), np.full((RANKS, STEPS), 5500.0))
     found = find_stragglers(name)
-    assert found.worst_ranks is None and found.rank_by_step is None
+    assert found.worker_slowdown is None and found.rank_by_step is None
     assert found.blocking_decompose_by_stage is None
     assert main(["stragglers", name]) == 0
-    assert "That is below 1.03" in capsys.readouterr().out
+    assert "Below 1.03" in capsys.readouterr().out
 
 
 def _pipeline(folder: Path, work: list[list[int]]) -> Stragglers:

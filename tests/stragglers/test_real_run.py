@@ -33,6 +33,6 @@ def test_a_rank_that_waits_for_its_input(
     assert median(found.step_t_nodelay.values()) == pytest.approx(measured, rel=0.05)
     # Spread evenly, each rank would wait for half of it.
     assert median(found.step_t_noblk.values()) == pytest.approx(measured - DELAY_S / 2, abs=0.04)
-    assert found.worst_ranks == [1]
+    assert found.worker_slowdown is not None and next(iter(found.worker_slowdown)) == 1
     by_type = found.blocking_decompose_by_optype
     assert by_type is not None and next(iter(by_type)) == "host-overhead"

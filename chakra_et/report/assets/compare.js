@@ -6,15 +6,14 @@ function runTable(content) {
   const several = new Set(content.runs.map(run => run.ranks)).size > 1;
   const columns = [
     { name: "run", value: run => run.name }, { name: "ranks", value: run => run.ranks }, { name: "steps", value: run => run.steps || null },
-    { name: "step", help: "mean over steps and ranks", value: run => run.step_ns, text: run => duration(run.step_ns) },
+    { name: "step", help: "mean step of the slowest rank", value: run => run.step_ns, text: run => duration(run.step_ns) },
     { name: "speed-up", help: "against the first run; the efficiency of weak scaling, where each rank has the same work in all runs", value: run => run.speedup, text: run => `×${run.speedup.toFixed(2)}` },
     ...(several ? [
       { name: "strong scaling", help: "efficiency if all ranks share the same work", value: run => run.strong_scaling, text: run => percent(run.strong_scaling) },
     ] : []),
     ...(content.runs.some(run => run.peak_bytes !== null)
       ? [{ name: "peak memory", help: "the most that one device of any rank had allocated", value: run => run.peak_bytes, text: run => bytes(run.peak_bytes) }] : []),
-    { name: "replayed", value: run => run.replayed_ns, text: run => duration(run.replayed_ns) },
-    ...content.activities.map((name, at) => ({ name, value: run => run.parts_ns[at], text: run => duration(run.parts_ns[at]), share: run => run.parts_ns[at] / run.step_ns })),
+    ...content.activities.map((name, at) => ({ name, help: "mean over steps and ranks", value: run => run.parts_ns[at], text: run => duration(run.parts_ns[at]), share: run => run.parts_ns[at] / sum(run.parts_ns) })),
     { name: "hidden communication", value: run => run.hidden_ns, text: run => duration(run.hidden_ns) },
     ...content.phases.map((name, at) => ({ name, value: run => run.phases_ns[at], text: run => duration(run.phases_ns[at]) })),
   ];
@@ -88,9 +87,7 @@ function treeChanges(content, matched, label) {
 async function main() {
   const { content } = await readData();
   const names = content.runs.map(run => run.name);
-  const bars = content.runs.map(run => ({
-    label: run.name, parts: run.parts_ns, marks: run.replayed_ns === null ? [] : [[run.replayed_ns, `replayed: ${duration(run.replayed_ns)}`]],
-  }));
+  const bars = content.runs.map(run => ({ label: run.name, parts: run.parts_ns, note: `${duration(sum(run.parts_ns))}, mean of the ranks` }));
   const last = content.runs[content.runs.length - 1];
   document.getElementById("page").replaceChildren(
     el("header", {}, el("div", {}, el("h1", {}, names.join(" · ")), el("p", { class: "muted" }, `${names.length} runs compared with ${names[0]}`)),
