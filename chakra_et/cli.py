@@ -42,6 +42,11 @@ def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> An
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
 
 
+def names_of_run() -> Any:
+    """The field of commands that read one run, see ``chakra_et.convert.inputs.find_run``."""
+    return option("the run: NAME, its .et files, its folder, or PyTorch traces", positional=True)
+
+
 def allow_missing_ranks() -> Any:
     """The field of every command that reads runs, see ``chakra_et.et.record``."""
     return option("go on where ranks are missing, or files are not those of one finished conversion", False)
@@ -143,7 +148,7 @@ def _add_flag(
         number = {int: "N", float: "X"}.get(options["type"], word)
         options["metavar"] = metadata.get("metavar") or number
     if several:
-        options["action"] = _Collect
+        options |= {"action": "extend", "default": list(options.get("default", ()))}
     # A trailing underscore avoids a Python keyword: ``for_`` is --for.
     name = field.name.rstrip("_")
     names = [metadata["short"]] if "short" in metadata else []
@@ -261,7 +266,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help or "", action.default
-        if default is None or default is False or default in ("", (), argparse.SUPPRESS):
+        if default is None or default is False or default in ("", (), [], argparse.SUPPRESS):
             return text
         shown = "on" if default is True else f"{default:g}" if type(default) is float else str(default)
         if isinstance(default, tuple):
@@ -274,13 +279,3 @@ def _fail(sentence: str, status: int) -> int:
 
     print(printable(redacted(sentence)), file=sys.stderr)
     return status
-
-
-class _Collect(argparse.Action):
-    """The values of a flag that is given several times, all of them."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
-    ) -> None:
-        earlier = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, values if earlier is self.default else [*earlier, *values])

@@ -6,7 +6,7 @@ source <(chakra-et completion bash)        in ~/.bashrc; with zsh in ~/.zshrc, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from chakra_et import cli
@@ -35,7 +35,7 @@ complete -o default -F _chakra_et chakra-et
 class CompletionConfig:
     """The command's arguments."""
 
-    shell: Literal["bash", "zsh"] = field(metadata={"positional": True, "help": "the shell to write for"})
+    shell: Literal["bash", "zsh"] = cli.option("the shell to write for", positional=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from chakra_et.cli import allow_missing_ranks, parse, skeletons
+from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
 from chakra_et.simulate.run import load_run
@@ -22,12 +22,10 @@ from chakra_et.text import plural
 class DiagnoseConfig:
     """The command's arguments."""
 
-    name: str = field(
-        metadata={"positional": True, "help": "the run: NAME, an .et file, its folder, or a PyTorch trace"}
-    )
+    name: str = option("the run: NAME, an .et file, its folder, or a PyTorch trace", positional=True)
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
-    json: bool = field(default=False, metadata={"help": "print JSON, with all figures"})
+    json: bool = option("print JSON, with all figures", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -34,10 +34,10 @@ EXTRA: dict[str, Callable[[Path, bool], Iterator[Line]]] = {}
 class DoctorConfig:
     """The command's arguments."""
 
-    part: tuple[str, ...] = field(default=(), metadata={"help": "parts to run (default: all)"})
-    output: str = field(default="doctor", metadata={"short": "-o", "help": "folder of the results"})
-    again: bool = field(default=False, metadata={"help": "also run parts that are done"})
-    cpu: bool = field(default=False, metadata={"help": "run on the CPU although there is a GPU"})
+    part: tuple[str, ...] = cli.option("parts to run (default: all)", ())
+    output: str = cli.option("folder of the results", "doctor", short="-o")
+    again: bool = cli.option("also run parts that are done", False)
+    cpu: bool = cli.option("run on the CPU although there is a GPU", False)
 
     def __post_init__(self) -> None:
         for each in self.part:

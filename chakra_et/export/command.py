@@ -42,9 +42,7 @@ DEFAULTS = {"perfetto": ".pftrace", "chrome": "_trace.json.gz", "tensorboard": "
 class ExportConfig:
     """The command's arguments."""
 
-    names: tuple[str, ...] = cli.option(
-        "the run: NAME, its .et files, its folder, or PyTorch traces", positional=True
-    )
+    names: tuple[str, ...] = cli.names_of_run()
     format: Format = cli.option("what to write", "perfetto")
     output: str | None = cli.option(
         "file to write; NAME for parquet and csv, a folder for tensorboard", None, short="-o"

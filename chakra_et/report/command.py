@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +36,15 @@ from chakra_et.simulate.run import load_run
 class ReportConfig:
     """The command's arguments."""
 
-    names: tuple[str, ...] = field(
-        metadata={"positional": True, "help": "the run: NAME, its .et files, its folder, or PyTorch traces"},
-    )
-    output: str | None = field(
-        default=None,
-        metadata={"short": "-o", "help": "page to write (default: NAME_report.html beside the run)"},
+    names: tuple[str, ...] = cli.names_of_run()
+    output: str | None = cli.option(
+        "page to write (default: NAME_report.html beside the run)", None, short="-o"
     )
     allow_missing_ranks: bool = cli.allow_missing_ranks()
     skeletons: Skeletons = cli.skeletons()
     cluster: str = cluster()
-    xlsx: str | None = field(
-        default=None,
-        metadata={"help": "also write the tables to this workbook"},
-    )
-    json: bool = field(default=False, metadata={"help": "print what the page's tables show, as JSON"})
+    xlsx: str | None = cli.option("also write the tables to this workbook", None)
+    json: bool = cli.option("print what the page's tables show, as JSON", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,10 @@ Side = dict[str, Any]
 class CompareConfig:
     """The command's arguments."""
 
-    names: tuple[str, ...] = field(
-        default=(), metadata={"positional": True, "help": "two or more runs; the first is the baseline"}
-    )
-    output: str | None = field(default=None, metadata={"short": "-o", "help": "also write this HTML page"})
-    json: bool = field(default=False, metadata={"help": "print JSON, with all that the page has"})
-    top: int = field(default=15, metadata={"help": "operators to list, the greatest change first"})
+    names: tuple[str, ...] = cli.option("two or more runs; the first is the baseline", (), positional=True)
+    output: str | None = cli.option("also write this HTML page", None, short="-o")
+    json: bool = cli.option("print JSON, with all that the page has", False)
+    top: int = cli.option("operators to list, the greatest change first", 15)
     allow_missing_ranks: bool = cli.allow_missing_ranks()
 
     def __post_init__(self) -> None:

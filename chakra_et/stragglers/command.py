@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from chakra_et.cli import allow_missing_ranks, parse, skeletons
+from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
 from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.et.sets import Skeletons
 from chakra_et.ranks.cluster import cluster
@@ -29,11 +29,11 @@ MOST_PARTS = 8
 class StragglersConfig:
     """The command's arguments."""
 
-    name: str = field(metadata={"positional": True, "help": "the run: NAME or its folder"})
+    name: str = option("the run: NAME or its folder", positional=True)
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
     cluster: str = cluster()
-    json: bool = field(default=False, metadata={"help": "print JSON, with slowdowns by rank and step"})
+    json: bool = option("print JSON, with slowdowns by rank and step", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
