@@ -11,12 +11,6 @@ import numpy as np
 WORTH_ROWS = 200_000
 
 
-def first_rows(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(distinct values, ascending; the first row of each)."""
-    known, first = np.unique(values, return_index=True)
-    return known, first
-
-
 def coded(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(distinct values, ascending; the index in them of each value)."""
     if len(values) and values.dtype.kind == "i":
@@ -46,13 +40,23 @@ def rows_by_value(values: np.ndarray, among: np.ndarray | None = None) -> dict[i
     return dict(zip(known.tolist(), np.split(rows, first[1:]), strict=False))
 
 
+def nearest(known: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """For each row, itself or its nearest ancestor that is ``known``, -1 for none; without recursion."""
+    up = np.append(np.where(known, np.arange(len(parent)), parent), -1)  # the last one: no ancestor
+    for _ in range(len(parent).bit_length()):
+        further = up[up]  # each round doubles the distance
+        if (further == up).all():
+            break
+        up = further
+    return np.where(np.append(known, False)[up[:-1]], up[:-1], -1)
+
+
 def medians(values: np.ndarray, group: np.ndarray) -> np.ndarray:
     """The median of the values of each of the groups 0, 1, …, none of which is empty; float64."""
     count = np.bincount(group)
     ordered = values[np.lexsort((values, group))]
     first = np.cumsum(count) - count
-    found: np.ndarray = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
-    return found
+    return (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
 
 
 def lane_order(lanes: np.ndarray) -> np.ndarray:

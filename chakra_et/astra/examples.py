@@ -47,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def examples() -> dict[str, dict[str, object]]:
     """Name → {"about", "ranks"} of the examples."""
-    found: dict[str, dict[str, object]] = json.loads((FOLDER / "examples.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((FOLDER / "examples.json").read_text(encoding="utf-8"))
 
 
 def fetch(name: str, output: Path) -> Path:

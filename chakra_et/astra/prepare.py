@@ -190,8 +190,7 @@ def _complete(trace: ExecutionTrace) -> np.ndarray:
     send, receive = has(trace, "comm_dst"), has(trace, "comm_src")
     kinds = [trace.types == NodeType.COMM_COLL, trace.types == NodeType.COMM_SEND]
     peers = np.select(kinds, [collective, send & has(trace, "comm_tag")], receive & has(trace, "comm_tag"))
-    complete: np.ndarray = peers & (trace.column("comm_size", 0) > 0)
-    return complete
+    return peers & (trace.column("comm_size", 0) > 0)
 
 
 def _ended(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, first_rows, lane_order, narrowed
+from chakra_et.arrays import coded_pairs, lane_order, narrowed, nearest
 from chakra_et.convert.graph.communication import Communication, group_number
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
 from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy, find_hierarchy, find_work
-from chakra_et.convert.graph.timeline import named, nearest
+from chakra_et.convert.graph.timeline import named
 from chakra_et.et import memory as memory_names
 from chakra_et.et.columns import (
     Attribute,
@@ -210,7 +210,7 @@ def _add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np
         if name == "tid":  # nodes without an operator get that of their lane
             tids = np.zeros(len(graph.lanes), dtype=np.int64)
             known = np.flatnonzero(host_row >= 0)
-            lanes, first = first_rows(graph.lane[known])
+            lanes, first = np.unique(graph.lane[known], return_index=True)
             tids[lanes] = host.tid[host_row[known[first]]]
             values = np.where(host_row >= 0, values, tids[graph.lane])
         add(name, "int64", everywhere, values)
@@ -309,7 +309,7 @@ def _add_memory(rank: LinkedRank, graph: Graph, add: Add) -> None:
         own = own[np.argsort(node[own], kind="stable")]
         if not len(own):
             continue
-        rows, first = first_rows(node[own])
+        rows, first = np.unique(node[own], return_index=True)
         last = np.append(first[1:], len(own)) - 1
         size, level = memory.bytes[own], memory.allocated[own]
         # A node that only frees memory has its peak before its first event.

@@ -6,7 +6,9 @@ import re
 
 import numpy as np
 
+from chakra_et.arrays import nearest
 from chakra_et.et.node_attributes import parents
+from chakra_et.predict.gpu import on_devices
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 
@@ -53,7 +55,6 @@ _CALLS = (
     ),
 )
 _HOST_COPY = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost|Host -> Device|Device -> Host")
-_DEPTH = 256
 _WAITING = re.compile(r"Sync|Wait|Query|Memcpy|Memset", re.I)
 BEFORE = "work before the recording"
 """Nodes of the device that stand for work of unknown kinds, see ``convert``."""
@@ -72,17 +73,17 @@ def node_classes(run: Run) -> np.ndarray:
         )
         tiles = map(_TILE.search, run.names)
         narrow = np.array([tile is not None and min(map(int, tile.groups())) < RIDGE for tile in tiles])
-        named = _named(run, _ARITHMETIC) & ~_named(run, _STREAMING) & ~narrow[run.name_of]
+        named = run.named(_ARITHMETIC.search) & ~run.named(_STREAMING.search) & ~narrow[run.name_of]
         arithmetic = np.where((operations > 0) & (moved > 0), operations > RIDGE * moved, named)
         found[on_device] = np.where(arithmetic & kind["kernel"], COMPUTE, MEMORY)[on_device]
-        found[on_device & kind["copy"] & _named(run, _HOST_COPY)] = COPYING
-        unknown = on_device & np.array([name == BEFORE for name in run.names])[run.name_of]
+        found[on_device & kind["copy"] & run.named(_HOST_COPY.search)] = COPYING
+        unknown = on_device & run.named(BEFORE.__eq__)
         known = np.bincount(found, run.measured.own_ns * (on_device & ~unknown), len(CLASSES))
         found[unknown] = COMPUTE if known[COMPUTE] >= known[MEMORY] else MEMORY  # as most of the rest
     else:
         found[kind["operator"]] = COMPUTE
     for number, pattern in _CALLS:
-        found[kind["runtime"] & _named(run, pattern, whole=True)] = number
+        found[kind["runtime"] & run.named(pattern.fullmatch)] = number
     found[_starting(run, on_device)] = STARTING
     for number, pattern in _WITHIN:
         found[_within(run, pattern) & ~on_device] = number
@@ -90,16 +91,9 @@ def node_classes(run: Run) -> np.ndarray:
     return found
 
 
-def on_devices(run: Run) -> np.ndarray:
-    """Kernels, copies and memsets of devices, communication left out, bool[N]."""
-    kinds = KINDS.index("kernel"), KINDS.index("copy")
-    found: np.ndarray = np.isin(run.kind, kinds) & ~run.graph.is_cpu & ~run.is_communication
-    return found
-
-
 def _starting(run: Run, on_device: np.ndarray) -> np.ndarray:
     """Runtime calls of ``start-up``, in which the rank's devices are idle, bool[N]."""
-    calls: np.ndarray = (run.kind == KINDS.index("runtime")) & ~_named(run, _WAITING)
+    calls: np.ndarray = (run.kind == KINDS.index("runtime")) & ~run.named(_WAITING.search)
     own = run.measured.own_ns
     found: np.ndarray = calls & (own >= STARTS_NS)
     if found.any():
@@ -112,30 +106,17 @@ def _starting(run: Run, on_device: np.ndarray) -> np.ndarray:
     return found
 
 
-def _named(run: Run, pattern: re.Pattern[str], whole: bool = False) -> np.ndarray:
-    """Nodes whose name has a match, or is one; bool[N]."""
-    match = pattern.fullmatch if whole else pattern.search
-    found: np.ndarray = np.array([bool(match(name)) for name in run.names])[run.name_of]
-    return found
-
-
 def _within(run: Run, pattern: re.Pattern[str]) -> np.ndarray:
     """Nodes of operators and annotations whose name matches, and what these call, bool[N].
 
     The Python of an annotation is in nodes of their own, which share its ``rf_id``.
     """
-    named = _named(run, pattern)
+    named = run.named(pattern.search)
     if not named.any():
         return named
     parts = []
     for trace, names in zip(run.graph.traces, run.graph.scatter(named), strict=True):
         own, event = names > 0, trace.column("rf_id", -1)
         inside = own | (np.isin(event, event[own]) & (event > 0))
-        above = parents(trace)
-        for _ in range(_DEPTH):
-            more = (above >= 0) & inside[above] & ~inside
-            if not more.any():
-                break
-            inside |= more
-        parts.append(inside)
+        parts.append(nearest(inside, parents(trace)) >= 0)
     return run.graph.gather(parts)

@@ -15,7 +15,7 @@ from chakra_et.cost.gpus import by_driver
 from chakra_et.cost.operator_times import CLASSES, GpuModel, OperatorCall, gpu_model
 from chakra_et.diagnose import node_classes
 from chakra_et.diagnose.kernel_names import LONGEST, kernel_name
-from chakra_et.predict.gpu import device_work, kernel_kinds, launched_operators
+from chakra_et.predict.gpu import kernel_kinds, launched_operators, on_devices
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import shortened
@@ -91,7 +91,7 @@ class Kernel(KernelClass):
 
 def find_rates(run: Run) -> Rates:
     """The rates of a run's device work, by its recorded times."""
-    graph, nodes = run.graph, device_work(run)
+    graph, nodes = run.graph, np.flatnonzero(on_devices(run))
     kind, least, usual = np.full(len(graph), -1), np.zeros(len(graph)), np.zeros(len(graph))
     kind[nodes] = kernel_kinds(run)[nodes]
     named = {by_driver(trace.metadata_str("device_name")) for trace in graph.traces} - {None}
@@ -134,7 +134,7 @@ def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kerne
     """The ``LISTED`` names with the most time, of devices or else of the operators of the CPU. ``kind``: the
     class of most of its nodes."""
     chosen = device if device.any() else run.kind == KINDS.index("operator")
-    chosen = chosen & np.array([name != node_classes.BEFORE for name in run.names])[run.name_of]
+    chosen = chosen & ~run.named(node_classes.BEFORE.__eq__)
     found = []
     for name, *figures in _grouped(run, find_rates(run), run.name_of, chosen)[:LISTED]:
         kind = node_classes.CLASSES[int(np.bincount(classes[(run.name_of == name) & chosen]).argmax())]

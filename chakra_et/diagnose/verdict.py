@@ -22,9 +22,10 @@ from chakra_et.diagnose.gains import (
     uneven_steps,
 )
 from chakra_et.diagnose.kernel_names import LONGEST
-from chakra_et.diagnose.node_classes import CLASSES, LOADING, ON_DEVICE, node_classes, on_devices
+from chakra_et.diagnose.node_classes import CLASSES, LOADING, ON_DEVICE, node_classes
 from chakra_et.diagnose.rates import LISTED, Kernel, top_kernels
 from chakra_et.et.node_attributes import in_phase
+from chakra_et.predict.gpu import on_devices
 from chakra_et.predict.predict import describe
 from chakra_et.simulate.run import Run, together
 from chakra_et.text import plural, shortened
@@ -281,7 +282,7 @@ def _proposals(
         who = found.slow_names().replace("R", "r", 1)
         tried.append((f"{who} as fast as the others", found.slow_rank_gain, flags))
     for kernel in found.kernels[:1]:
-        named = np.array([name == kernel.name for name in run.names])[run.name_of]
+        named = run.named(kernel.name.__eq__)
         value = gain(run, Faster(named & ~run.is_communication, 0.5))
         flags = f"--scale '{_pattern(kernel.name, run.names)}'=0.5"
         tried.append((f"{kernel.shown} twice as fast", value, flags))

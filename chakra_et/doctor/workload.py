@@ -188,8 +188,7 @@ def launched(given: Workload, ranks: int = 1, timeout: float = 240.0) -> dict[st
     if ran.returncode:
         said = [line for line in ran.stderr.splitlines() if line.strip()] or ["nothing said"]
         raise RuntimeError(f"{given.name}: {said[-1]}")
-    answer: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
-    return answer
+    return json.loads(ran.stdout.strip().splitlines()[-1])
 
 
 if __name__ == "__main__":

@@ -279,8 +279,7 @@ def _values(raw: bytes, column: _Column, fields: Fields) -> np.ndarray:
     if kind.wire != VARINT:
         payload = wire.windows(np.frombuffer(raw, np.uint8), int(wire.SIZE_OF_WIRE[kind.wire]))[fields.start]
         wide = {"f": np.float64, "i": np.int64, "u": np.uint64 if kind.dtype == "<u8" else np.int64}
-        found: np.ndarray = payload.view(kind.dtype).astype(wide[kind.dtype[1]])
-        return found
+        return payload.view(kind.dtype).astype(wide[kind.dtype[1]])
     if kind.dtype == "zigzag":
         zigzag: np.ndarray = (fields.value >> np.uint64(1)) ^ -(fields.value & np.uint64(1)).view(np.uint64)
         return zigzag.view(np.int64)

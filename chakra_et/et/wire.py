@@ -128,19 +128,16 @@ def bytes_of_varint(value: int) -> bytes:
     return bytes(data)
 
 
-def varint_field(field: int, value: int) -> bytes:
-    """One varint field."""
-    return tag(field, VARINT) + bytes_of_varint(value)
-
-
-def message_field(field: int, content: bytes) -> bytes:
-    """One length-delimited field: a message, string or bytes."""
-    return tag(field, LENGTH) + bytes_of_varint(len(content)) + content
-
-
-def text_field(field: int, value: str) -> bytes:
-    """One string field; what UTF-8 can't hold is replaced."""
-    return message_field(field, value.encode("utf-8", "replace"))
+def message(*fields: tuple[int, int | str | bytes]) -> bytes:
+    """A message of (field number, value) …: whole numbers from 0 on, texts and messages."""
+    parts = bytearray()
+    for number, value in fields:
+        if isinstance(value, int):
+            parts += tag(number, VARINT) + bytes_of_varint(value)
+        else:
+            content = value.encode("utf-8", "replace") if isinstance(value, str) else value
+            parts += tag(number, LENGTH) + bytes_of_varint(len(content)) + content
+    return bytes(parts)
 
 
 def row_lengths(rows: int, parts: Sequence[Part]) -> np.ndarray:

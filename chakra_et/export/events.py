@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 
 from chakra_et.et.node_attributes import EDGE_NAMES
-from chakra_et.et.wire import FIXED64, message_field, tag, varint_field
+from chakra_et.et.wire import FIXED64, message, tag
 from chakra_et.redact import redacted_json
 from chakra_et.report.run import NODE_KINDS, ReportRun
 from chakra_et.report.timeline import curves, lay_out, queues
-from chakra_et.traces.records import read_records
+from chakra_et.traces.records import Taker, read_records
 
 _PROCESSES = 1000  # of one rank
 
@@ -76,7 +76,7 @@ class _Trace(msgspec.Struct):
     traceEvents: list[dict[str, Any]] = []
 
 
-class _Taker:
+class _Taker(Taker):
     """Gives the events of a trace to ``use``, with the process ids of a rank."""
 
     def __init__(self, rank: int, use: Use) -> None:
@@ -93,9 +93,6 @@ class _Taker:
             if event.get("ph") == "M" and event.get("name") == "process_name":
                 event["args"] = {"name": f"rank {self.rank}: {(event.get('args') or {}).get('name', '')}"}
             self.use(event)
-
-    def leave_out(self, record: bytes) -> None:
-        pass
 
 
 def node_events(run: ReportRun, use: Use, only: int | None = None) -> None:
@@ -182,9 +179,9 @@ class Slices:
                 at = thread if event["name"] == "thread_name" else (event["pid"], None)
                 self.labels[at] = str(arguments.get("name", ""))
         elif kind == "X":
-            body = varint_field(10, self._name(2, str(event.get("name", ""))))
-            body += varint_field(3, self._name(1, str(event.get("cat", ""))))
-            body += b"".join(message_field(4, self._argument(*each)) for each in arguments.items())
+            name, category = (str(event.get(of, "")) for of in ("name", "cat"))
+            body = message((10, self._name(2, name)), (3, self._name(1, category)))
+            body += message(*((4, self._argument(*each)) for each in arguments.items()))
             length = round(float(event.get("dur") or 0) * 1000)
             self.threads.setdefault(thread, []).append((start, -length, body))
         elif kind in ("s", "t", "f") and "id" in event:
@@ -205,15 +202,15 @@ class Slices:
         return known.setdefault(text, len(known) + 1)
 
     def _argument(self, name: str, value: Any) -> bytes:
-        head = varint_field(1, self._name(3, name))
-        if isinstance(value, bool) or (isinstance(value, int) and 0 <= value < 1 << 63):
-            return head + varint_field(3, int(value))
-        return head + message_field(6, (value if isinstance(value, str) else json.dumps(value)).encode())
+        number = self._name(3, name)
+        if isinstance(value, int) and 0 <= value < 1 << 63:
+            return message((1, number), (3, int(value)))
+        return message((1, number), (6, value if isinstance(value, str) else json.dumps(value)))
 
     def write(self, file: IO[bytes]) -> int:
         """Write the trace, and return how many slices it has."""
         for packet in self._packets():
-            file.write(message_field(1, packet))
+            file.write(message((1, packet)))
         return sum(map(len, self.threads.values()))
 
     def _packets(self) -> Iterator[bytes]:
@@ -271,13 +268,3 @@ class Slices:
         for lane, ends in zip(lanes, open_ends, strict=True):
             lane += [(end, b"") for end in reversed(ends)]
         return lanes
-
-
-def message(*fields: tuple[int, int | str | bytes]) -> bytes:
-    """A message of (field number, value) …: whole numbers, texts and messages."""
-    return b"".join(
-        varint_field(number, value)
-        if isinstance(value, int)
-        else message_field(number, value.encode() if isinstance(value, str) else value)
-        for number, value in fields
-    )

@@ -33,8 +33,7 @@ ATTRIBUTES = ("stream", "num_ops", "tensor_size", "comm_size", "comm_src", "comm
 def dictionary() -> dict[str, str]:
     """What the columns of all tables mean."""
     text = (resources.files("chakra_et.export") / "columns.json").read_text(encoding="utf-8")
-    found: dict[str, str] = json.loads(text)
-    return found
+    return json.loads(text)
 
 
 class Table:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from chakra_et.arrays import nearest
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, item_bytes
 from chakra_et.et.node_attributes import parents, texts
@@ -88,22 +89,21 @@ def operators_of(trace: ExecutionTrace, where: str) -> Operators:
     kind = np.array([*table, ""])[index]
     annotation = kind == "annotation"
     operator = (kind == "operator") | (trace.column("segment") > 0) & ~annotation
-    inner = (parent >= 0) & ~annotation[parent]
-    up = np.where(inner, parent, np.arange(len(trace)))
-    for _ in range(len(trace).bit_length()):
-        further = up[up]
-        if (further == up).all():
-            break
-        up = further
+    outermost = nearest((parent < 0) | annotation[parent], parent)
     lane, on_cpu = trace.column("lane"), trace.column("is_cpu_op") != 0
-    own = operator & on_cpu & (up == np.arange(len(trace))) & (trace.column("segment") == 0)
+    own = operator & on_cpu & (outermost == np.arange(len(trace))) & (trace.column("segment") == 0)
     tops: dict[int, list[int]] = {}
     for row in np.flatnonzero(own).tolist():
         tops.setdefault(int(lane[row]), []).append(row)
     names, at = texts(trace, "phase")
     names = [*names, ""]
     return Operators(
-        trace, parent, np.where(own[up], up, -1), lane, tops, [names[number] for number in at.tolist()]
+        trace,
+        parent,
+        np.where(own[outermost], outermost, -1),
+        lane,
+        tops,
+        [names[number] for number in at.tolist()],
     )
 
 
@@ -125,10 +125,8 @@ def inside(trace: ExecutionTrace, anchors: list[int]) -> np.ndarray:
     number[anchors] = np.arange(len(anchors))
     first, above = first_nodes(trace, np.array(anchors, np.int64)), parents(trace)
     found = np.where((number < 0) & (first >= 0), number[first], number)
-    for _ in range(len(trace).bit_length()):  # twice as many levels up each time
-        found = np.where((found < 0) & (above >= 0), found[above], found)
-        above = np.where(above >= 0, above[above], -1)
-    return found
+    at = nearest(found >= 0, above)
+    return np.where(at >= 0, found[at], -1)
 
 
 @functools.lru_cache(maxsize=65536)

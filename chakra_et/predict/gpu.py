@@ -213,10 +213,10 @@ class Launchers:
     work: list[OperatorCall]
 
 
-def device_work(run: Run) -> np.ndarray:
-    """The nodes that are kernels, copies or memsets and not communication."""
-    kinds = [KINDS.index("kernel"), KINDS.index("copy")]
-    return np.flatnonzero(np.isin(run.kind, kinds) & ~run.is_communication)
+def on_devices(run: Run) -> np.ndarray:
+    """Kernels, copies and memsets of devices, communication left out, bool[N]."""
+    kinds = KINDS.index("kernel"), KINDS.index("copy")
+    return np.isin(run.kind, kinds) & ~run.graph.is_cpu & ~run.is_communication
 
 
 def kernel_kinds(run: Run) -> np.ndarray:
@@ -229,21 +229,21 @@ def launched_operators(run: Run) -> Launchers:
     told otherwise; of matrix products, names of kernels tell.
     """
     launcher = _launchers(run)
-    nodes = device_work(run)
+    nodes = np.flatnonzero(on_devices(run))
     kind = _classes(run, launcher)[nodes]
     alone = (launcher[nodes] < 0) | (kind == _COPY)
     key = np.where(alone, nodes + len(run.graph), launcher[nodes])
     _, first, of = np.unique(key, return_index=True, return_inverse=True)
     of = of.reshape(-1)
     idle = np.bincount(of, _found_idle(run, nodes), len(first)) * 2 > np.bincount(of)
-    is_set = _named(run, _MEMSET)[nodes]
+    is_set = run.named(_MEMSET.search)[nodes]
     counts = ~is_set | (np.bincount(of, ~is_set, len(first)) == 0)[of]  # not what a product clears first
     sums = [
         np.bincount(of, counts * run.graph.attribute(name, 0)[nodes].astype(float), len(first))
         for name in ("num_ops", "tensor_size")
     ]
     tf32, strided, straight = (
-        np.bincount(of, _named(run, pattern)[nodes], len(first)) > 0
+        np.bincount(of, run.named(pattern.search)[nodes], len(first)) > 0
         for pattern in (_TF32, _STRIDED, _STRAIGHT)
     )
     shapes = Shapes(run)
@@ -267,12 +267,6 @@ def launched_operators(run: Run) -> Launchers:
         name = run.names[run.name_of[nodes[k] if alone[k] else launcher[nodes[k]]]]
         work.append(replace(found, idle=bool(idle[at]), tested=not _UNTESTED.search(name)))
     return Launchers(nodes, kind, of, work)
-
-
-def _named(run: Run, pattern: re.Pattern[str]) -> np.ndarray:
-    """bool[N]: whose name has a match."""
-    found: np.ndarray = np.array([bool(pattern.search(name)) for name in run.names])[run.name_of]
-    return found
 
 
 def _launchers(run: Run) -> np.ndarray:
@@ -301,8 +295,10 @@ def _classes(run: Run, launcher: np.ndarray) -> np.ndarray:
     known = launcher >= 0
     found = np.where(known, of_name[run.name_of[launcher]], of_kernel[run.name_of])
     copies = run.kind == KINDS.index("copy")
-    is_set, within = _named(run, _MEMSET), _named(run, _WITHIN)
-    within &= ~(known & _named(run, _TO_HOST)[launcher])  # AMD's tools call small copies to the host so too
+    is_set, within = run.named(_MEMSET.search), run.named(_WITHIN.search)
+    within &= ~(
+        known & run.named(_TO_HOST.search)[launcher]
+    )  # AMD's tools call small copies to the host so too
     found[copies & ~is_set & ~within] = _COPY
     found[copies & is_set & ~known] = CLASSES.index("memset")
     found[copies & within & ~known] = CLASSES.index("copy")

@@ -19,7 +19,7 @@ from chakra_et.report.timeline import MOST_DEPTH, NO_STACKS, ROUNDING_NS, Stacks
 from chakra_et.report.times import ReportStep
 from chakra_et.traces import device_format as kineto
 from chakra_et.traces.fields import as_column, as_number, indices
-from chakra_et.traces.records import read_records
+from chakra_et.traces.records import Taker, read_records
 
 MOST, MOST_RANKS, MOST_OWNERS = 200_000, 8, 20
 OUTSIDE = "outside of operators"
@@ -45,7 +45,7 @@ class _Trace(kineto.HeaderFields, kw_only=True):
     traceEvents: list[_Event]
 
 
-class _Taker:
+class _Taker(Taker):
     """The slices of all threads of one trace."""
 
     def __init__(self, names: dict[str, int], threads: dict[Any, int]) -> None:
@@ -61,9 +61,6 @@ class _Taker:
             name = indices([str(each.name) for each in found], self.names)
             thread = indices([(str(each.pid), str(each.tid)) for each in found], self.threads, tuple)
             self.columns.append((*times, name, thread, np.array([_KIND_OF[each.cat] for each in found])))
-
-    def leave_out(self, record: bytes) -> None:
-        pass
 
 
 def read_stacks(

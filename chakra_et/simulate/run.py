@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -123,6 +123,10 @@ class Run:
     def is_communication(self) -> np.ndarray:
         """bool[N]."""
         return self.graph.types >= NodeType.COMM_SEND
+
+    def named(self, test: Callable[[str], object]) -> np.ndarray:
+        """bool[N]: the nodes whose name passes."""
+        return np.array([bool(test(name)) for name in self.names])[self.name_of]
 
     @cached_property
     def alike(self) -> np.ndarray:

@@ -247,8 +247,7 @@ def _order(sane: np.ndarray, numbers: dict[str, np.ndarray], findings: Findings)
     repeats = int(repeated.sum())
     findings.add("duplicate-event", repeats)
     findings.add("duplicate-events", repeats)
-    kept: np.ndarray = order[~np.isin(order, rows[repeated])] if repeats else order
-    return kept
+    return order[~np.isin(order, rows[repeated])] if repeats else order
 
 
 def _modules(columns: DeviceColumns, origin_us: float) -> Modules:

@@ -30,6 +30,7 @@ from chakra_et.traces.device_format import (
     OperatorArgs,
 )
 from chakra_et.traces.fields import Number, as_column, as_number, copies, each, indices, strided
+from chakra_et.traces.records import Taker
 
 _IDS = ("rf_id", "external_id", "correlation", "sequence", "forward_thread")
 _TEXTS = ("grid", "block", "dims", "types", "concrete", "strides")
@@ -42,7 +43,7 @@ SPARSE = ("communication", "waits", "strides")
 """What only a few events have; see ``DeviceTrace``."""
 
 
-class DeviceColumns:
+class DeviceColumns(Taker):
     """Columns so far; ``read_records`` hands it the events."""
 
     def __init__(self, operators: bool) -> None:

@@ -21,7 +21,7 @@ from chakra_et.et.wire import Cells
 from chakra_et.files import path_of
 from chakra_et.findings import Findings
 from chakra_et.traces.fields import Number, add_repairs, as_column, copies, each, indices, strided
-from chakra_et.traces.records import MAX_BYTES, read_records
+from chakra_et.traces.records import MAX_BYTES, Taker, read_records
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_tid": 0}
@@ -138,7 +138,7 @@ class HostTrace:
         return len(self.name)
 
 
-class _Columns:
+class _Columns(Taker):
     """Collects columns piece by piece."""
 
     def __init__(self) -> None:

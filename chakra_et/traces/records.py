@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -60,7 +60,7 @@ class TextMeter:
             )
 
 
-class Taker(Protocol):
+class Taker:
     """Collects the records of a trace."""
 
     def take(self, records: list[Any]) -> None:

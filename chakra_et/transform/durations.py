@@ -42,7 +42,7 @@ class Scale:
             raise TraceError(f"--scale: {self.pattern!r} is not a regular expression: {error}") from None
         slow = f"--scale: {self.pattern!r} takes more than {MATCHING_SECONDS} s to match: give a simpler one"
         with time_limit(MATCHING_SECONDS, TraceError(slow)):
-            chosen = np.array([bool(expression.search(name)) for name in run.names])[run.name_of]
+            chosen = run.named(expression.search)
         if not chosen.any():
             spent = np.bincount(run.name_of, run.measured.own_ns, len(run.names))
             longest = np.argsort(-spent)[:4].tolist()

@@ -145,5 +145,4 @@ class File:
             int(text) if INTEGER.fullmatch(text) else ALL_RANKS if text in ("", "0") else TEXT_GROUP
             for text in table
         ]
-        groups: np.ndarray = np.array([*numbers, ALL_RANKS], np.int64)[index]
-        return groups
+        return np.array([*numbers, ALL_RANKS], np.int64)[index]

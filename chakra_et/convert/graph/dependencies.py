@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 
-from chakra_et.arrays import first_rows, rows_by_value
+from chakra_et.arrays import rows_by_value
 from chakra_et.convert.graph import stream_waits, thread_dependencies
 from chakra_et.convert.graph.launches import (
     BEFORE_RECORDING,
@@ -89,7 +89,7 @@ def _launches(rank: LinkedRank, launches: Launches, found: Dependencies) -> None
             found.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[source[k]]), done), (lane, done))
     orphans = gpu[calls[gpu] < 0]
     found.findings.add("no-launch", len(orphans) - len(rank.before))
-    first_of_lane = gpu[first_rows(time.lane[gpu])[1]]
+    first_of_lane = gpu[np.unique(time.lane[gpu], return_index=True)[1]]
     first = orphans[np.isin(orphans, first_of_lane)]
     found.add_edges(EdgeKind.INTER_THREAD, time.main, start[first], time.lane[first], start[first])
 
@@ -279,7 +279,7 @@ def _gaps(rank: LinkedRank, found: Dependencies) -> list[tuple[int, int, int, in
     lasting = rows_by_value(segments.lane, np.flatnonzero(segments.start < segments.end))
     waits = waits[np.argsort(waits[:, 1], kind="stable")]
     of_lane, none = rows_by_value(waits[:, 0]), waits[:0]
-    lanes, first_of = first_rows(time.lane)
+    lanes, first_of = np.unique(time.lane, return_index=True)
     threads = dict(zip(lanes.tolist(), device.thread[first_of].tolist(), strict=True))
     for lane, at in lasting.items():
         owner, start, end = segments.owner[at], segments.start[at], segments.end[at]

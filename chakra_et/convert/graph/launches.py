@@ -44,8 +44,7 @@ def launch_calls(device: DeviceTrace) -> np.ndarray:
 
 def is_call(device: DeviceTrace) -> np.ndarray:
     """bool[rows]: whether each event is a runtime or driver call."""
-    calls: np.ndarray = (device.category == RUNTIME) | (device.category == DRIVER)
-    return calls
+    return (device.category == RUNTIME) | (device.category == DRIVER)
 
 
 class Launches:

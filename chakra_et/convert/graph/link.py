@@ -86,8 +86,7 @@ def link(host: HostTrace, device: DeviceTrace) -> Link:
 
 def operators_and_annotations(device: DeviceTrace) -> np.ndarray:
     """bool[rows]: whether each event is an operator or an annotation."""
-    marks: np.ndarray = (device.category == CPU_OP) | (device.category == ANNOTATION)
-    return marks
+    return (device.category == CPU_OP) | (device.category == ANNOTATION)
 
 
 def places_of(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

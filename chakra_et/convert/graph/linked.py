@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, first_rows
+from chakra_et.arrays import coded_pairs
 from chakra_et.convert.graph import timeline
 from chakra_et.convert.graph.communication import Communications
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
@@ -238,7 +238,7 @@ def with_work_before(
     since = np.where(launched, np.where(within, device.start[call], device.end[call]), begin)
     delay = start - np.maximum(since, latest_end)
     streams, of_row = coded_pairs(device.device[gpu], device.stream[gpu])
-    first = first_rows(of_row)[1]
+    first = np.unique(of_row, return_index=True)[1]
     until = np.where(delay > np.where(launched, LONGEST_LAUNCH_NS, LONG_NS), start, begin)[first]
     # Nothing else that a call before the first launch could wait for, but cudaFree, which initializes CUDA.
     earliest = int(np.where(launched, device.start[call], begin).min())

@@ -77,8 +77,7 @@ class Graph:
     @property
     def is_first(self) -> np.ndarray:
         """bool[N]: whether each node is the first of its event."""
-        first: np.ndarray = (self.event >= 0) & (self.segment == 0)
-        return first
+        return (self.event >= 0) & (self.segment == 0)
 
     def node_of(self, events: int) -> np.ndarray:
         """int64[events]: the first node of each event, -1 for none."""

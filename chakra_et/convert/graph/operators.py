@@ -7,11 +7,11 @@ from enum import IntEnum
 
 import numpy as np
 
-from chakra_et.arrays import coded, coded_pairs, first_rows
+from chakra_et.arrays import coded, coded_pairs, nearest
 from chakra_et.convert.graph.communication_arguments import RECEIVES, SENDS
 from chakra_et.convert.graph.link import operators_and_annotations
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.timeline import named, nearest
+from chakra_et.convert.graph.timeline import named
 from chakra_et.cost.operator_work import CAUSAL_KERNEL, DEPTH, WITH_VALUES, Counted, operator_work, rule_of
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import CPU_OP, KERNEL, MEMCPY, MEMSET, RUNTIME
@@ -156,7 +156,7 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> tuple[np.ndarray, np.ndar
     _, call = coded_pairs(alike.astype(np.int8), name)
     for column in texts:
         _, call = coded_pairs(call, column.starts[row])  # equal texts are stored once
-    _, first = first_rows(call)
+    _, first = np.unique(call, return_index=True)
     of_call = np.full((len(first), 2), -1, dtype=np.int64)
     for number, at in enumerate(first.tolist()):
         shapes = (column[row[at]] for column in texts)

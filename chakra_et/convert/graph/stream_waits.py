@@ -13,11 +13,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from chakra_et.arrays import nearest
 from chakra_et.convert.graph.communication_arguments import LAUNCHERS
 from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, call_by_correlation
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
-from chakra_et.convert.graph.timeline import LAST, named, nearest
+from chakra_et.convert.graph.timeline import LAST, named
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import RUNTIME
 from chakra_et.traces.fields import as_number

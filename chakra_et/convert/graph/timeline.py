@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, first_rows, rows_by_value
+from chakra_et.arrays import coded_pairs, rows_by_value
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL, SYNC
@@ -84,25 +84,12 @@ class SelfTime:
 
 def on_device(device: DeviceTrace) -> np.ndarray:
     """The rows of kernels, copies and memsets."""
-    rows: np.ndarray = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
-    return rows
+    return np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
 
 
 def named(device: DeviceTrace, test: Callable[[str], object]) -> np.ndarray:
     """bool[rows]: whether the name of each event passes ``test``."""
-    passes: np.ndarray = np.array([bool(test(name)) for name in device.names], dtype=bool)[device.name]
-    return passes
-
-
-def nearest(known: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """For each row, itself or its nearest ancestor that is ``known``, -1 for none; without recursion."""
-    up = np.append(np.where(known, np.arange(len(parent)), parent), -1)  # the last one: no ancestor
-    for _ in range(len(parent).bit_length()):
-        further = up[up]  # each round doubles the distance
-        if (further == up).all():
-            break
-        up = further
-    return np.where(np.append(known, False)[up[:-1]], up[:-1], -1)
+    return np.array([bool(test(name)) for name in device.names], dtype=bool)[device.name]
 
 
 def steps(device: DeviceTrace) -> list[tuple[int, int]]:
@@ -134,7 +121,7 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     known_steps = steps(device)
     parts = [np.zeros((4, 0), dtype=np.int64)]
     # The main thread first, then in the order of their first events.
-    used, first = first_rows(device.thread[on_cpu])
+    used, first = np.unique(device.thread[on_cpu], return_index=True)
     threads: list[int] = used[np.argsort(first, kind="stable")].tolist()
     if threads:
         busy = np.bincount(device.thread[on_cpu], (device.end - start)[on_cpu])
