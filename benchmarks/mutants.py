@@ -1,4 +1,4 @@
-"""Which small faults the tests notice: a seeded sample of mutants, tried by fast tests of their package.
+"""Which small faults the tests notice: a seeded sample of mutants, each tried by the tests that reach it.
 
     python benchmarks/mutants.py --seed 25 --count 80 --results mutants.jsonl
 
@@ -6,7 +6,9 @@
 ``--results`` count as done: the same command goes on where it was stopped. A mutant changes one place of a
 file in a copy of the tree: a comparison, a number by one, an arithmetic operator, a condition, ``and`` and
 ``or``, or what a function returns; not texts, errors, annotations and flags. It is killed where a test fails,
-or takes three times as long and half a minute more. Exit status: 0; 2 where tests fail without a mutant.
+or all take three times as long and half a minute more. Which tests reach a line, in their own process, is
+found once by coverage and kept beside the results; of many, the quickest run, ``--seconds`` of them in all.
+Exit status: 0; 1 where tests fail without a mutant.
 """
 
 from __future__ import annotations
@@ -16,34 +18,23 @@ import ast
 import json
 import os
 import random
+import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy  # noqa: F401 - for the processes that are forked
+import pytest
+from coverage import CoverageData
 
 REPO = Path(__file__).resolve().parents[1]
-TESTS = {
-    "job": "job/",
-    "transform": "predict/test_changes predict/test_ddp predict/test_beside predict/test_refusals",
-    "cost": "cost/ predict/test_gpu predict/test_gpu_shapes",
-    "simulate": "simulate/ predict/test_schedule report/test_times",
-    "convert": "convert/test_et_graph convert/test_link convert/test_timeline convert/test_groups "
-    "convert/test_collectives convert/test_pairing convert/test_graph convert/test_stream_waits "
-    "convert/test_point_to_point convert/test_structure_step convert/test_hierarchy_and_work",
-}
-"""Fast tests of each package."""
-_OF_MODULES = {  # in place of these
-    "scale rank_copies transform/command": "job/ transform/test_scale",
-    "blocks layers tensors unroll": "job/ transform/test_layers transform/test_tensors",
-    "stages reductions": "job/ transform/test_tensors transform/test_remodel",
-    "fsdp": "predict/test_shard",
-    "convert/command runs jobs": "chakra_et/test_commands",
-    "together": "convert/test_together",
-}
+PACKAGES = ("job", "transform", "cost", "simulate", "convert")
+TESTS = (*PACKAGES, "predict", "report/test_times.py", "chakra_et/test_commands.py")
 _PAIRS = (
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)),
     *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mod), (ast.BitAnd, ast.BitOr)),
@@ -96,59 +87,108 @@ def sample(package: str, seed: int, count: int) -> list[dict[str, object]]:
     return random.Random(f"{seed} {package}").sample(found, min(count, len(found)))
 
 
-def tested(tree: Path, tests: str, limit: float | None) -> tuple[str, float]:
-    """Whether the ``tests`` in ``tree`` fail, and after how many seconds."""
-    names = [f"tests/{each}" if each.endswith("/") else f"tests/{each}.py" for each in tests.split()]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *names]
-    begin, own = time.monotonic(), {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(command, cwd=tree, env=os.environ | own, capture_output=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return "killed", time.monotonic() - begin
-    return ("killed" if done.returncode else "survived"), time.monotonic() - begin
+class Reaching:
+    """Which tests reach a line of a file in ``tree``, and how long each takes; kept beside ``results``."""
+
+    def __init__(self, tree: Path, results: Path, most_seconds: float) -> None:
+        self.tree, self.most_seconds = tree, most_seconds
+        data, times = results.with_suffix(".coverage").resolve(), results.with_suffix(".xml").resolve()
+        if not times.exists():
+            options = ("--cov=chakra_et", "--cov-context=test", "--cov-report=", f"--junit-xml={times}")
+            if fails(tree, [*options, *(f"tests/{each}" for each in TESTS)], 3600, str(data)):
+                times.unlink(missing_ok=True)
+                raise SystemExit("a test fails without a mutant")
+        self.data = CoverageData(str(data))
+        self.data.read()
+        # Of another folder than this one, as a run goes on in another copy.
+        self.files = {file.rpartition("/chakra_et/")[2]: file for file in self.data.measured_files()}
+        self.seconds: dict[str, float] = {}
+        self.first: dict[str, float] = {}
+        """By file: what its first test takes, as this makes the fixtures of all."""
+        for case in ElementTree.parse(times).iter("testcase"):
+            of, seconds = case.attrib["classname"].replace(".", "/") + ".py", float(case.attrib["time"])
+            self.seconds[f"{of}::{case.attrib['name']}"] = seconds
+            self.first.setdefault(of, seconds)
+
+    def tests(self, file: str, line: int) -> list[str]:
+        """The tests of a line, the quickest first; of a line that runs when the module is imported, those of
+        the file."""
+        measured = self.files.get(file.removeprefix("chakra_et/"), "")
+        of_line = self.data.contexts_by_lineno(measured)
+        # A statement of several lines counts as its first.
+        begin = max((each for each in of_line if each <= line), default=0)
+        found = set(of_line.get(begin, ())) - {""} or set().union(*of_line.values()) - {""}
+        names = {context.rpartition("|")[0] for context in found}
+        # What sets a fixture up is judged by all tests of the fixture's module.
+        shared = {context.partition("::")[0] for context in found if context.endswith("|setup")}
+        names |= {name for name in self.seconds if name.partition("::")[0] in shared}
+        chosen, left, files = [], self.most_seconds, {""}
+        for name in sorted(names & self.seconds.keys(), key=lambda name: (self.seconds[name], name)):
+            of = name.partition("::")[0]
+            costs = self.seconds[name] + (0 if of in files else self.first[of])
+            if not chosen or costs <= left:
+                chosen.append(name)
+                files.add(of)
+                left -= costs
+        return chosen
+
+    def judge(self, file: str, line: int) -> str:
+        """What becomes of a mutant that is now in the tree."""
+        tests = self.tests(file, line)
+        limit = 3 * sum(map(self.seconds.__getitem__, tests)) + 30
+        return "killed" if tests and fails(self.tree, tests, int(limit)) else "survived"
+
+
+def fails(tree: Path, arguments: Sequence[str], limit: int, data: str = "") -> bool:
+    """Whether a test in ``tree`` fails, or all take more than ``limit`` seconds of a processor. A process of
+    its own, which has pytest and numpy from this one."""
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+        os.environ |= {"PYTHONPATH": str(tree), "COVERAGE_FILE": data}
+        os.chdir(tree)
+        sys.path[0] = str(tree)
+        os._exit(int(pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", *arguments])))
+    return os.waitpid(child, 0)[1] != 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=25)
     parser.add_argument("--count", type=int, default=80, help="of each package")
-    parser.add_argument("--packages", nargs="+", choices=TESTS, default=list(TESTS))
+    parser.add_argument("--packages", nargs="+", choices=PACKAGES, default=list(PACKAGES))
+    parser.add_argument("--seconds", type=float, default=40, help="of tests for one mutant, at most")
     parser.add_argument("--results", type=Path, default=Path("mutants.jsonl"))
     options = parser.parse_args()
+    sys.dont_write_bytecode = True
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     done = {(row["file"], row["place"]): row["state"] for row in map(json.loads, lines)}
     chosen = {package: sample(package, options.seed, options.count) for package in options.packages}
-    turns = [
-        (name, rows[at]) for at in range(options.count) for name, rows in chosen.items() if at < len(rows)
-    ]
-    limits: dict[str, float] = {}
+    turns = [rows[at] for at in range(options.count) for rows in chosen.values() if at < len(rows)]
     with tempfile.TemporaryDirectory() as folder, options.results.open("a") as results:
         tree = Path(folder, "tree")
         shutil.copytree(REPO, tree, ignore=shutil.ignore_patterns(".git", ".venv", "outputs"), symlinks=True)
         Path(folder, "shared").symlink_to((REPO.parent / "shared").resolve())
-        for package, row in turns:
+        reaching = Reaching(tree, options.results, options.seconds)
+        for row in turns:
+            file, line = str(row["file"]), int(str(row["line"]))
             if (row["file"], row["place"]) in done:
                 continue
-            file = str(row["file"])
-            called = {Path(file).stem, "/".join(Path(file).with_suffix("").parts[-2:])}
-            own = (of for names, of in _OF_MODULES.items() if called.intersection(names.split()))
-            tests = next(own, TESTS[package])
-            if tests not in limits:
-                state, seconds = tested(tree, tests, None)
-                if state == "killed":
-                    parser.error(f"{tests}: a test fails without a mutant")
-                limits[tests] = 3 * seconds + 30
             text = (tree / file).read_text()
             content = ast.parse(text)
             node = list(places(content))[int(str(row["place"]))]
             _, name, value = mutant(node) or ("", "", None)
             setattr(node, name, value)
             (tree / file).write_text(ast.unparse(content))
-            state, seconds = tested(tree, tests, limits[tests])
+            begin = time.monotonic()
+            state = done[row["file"], row["place"]] = reaching.judge(file, line)
             (tree / file).write_text(text)
-            done[row["file"], row["place"]] = state
-            print(json.dumps({**row, "state": state, "seconds": round(seconds)}), file=results, flush=True)
-            print(f"{state:9}{file}:{row['line']} {row['what']}", flush=True)
+            row["state"], row["seconds"] = state, round(time.monotonic() - begin)
+            print(json.dumps(row), file=results, flush=True)
+            print(f"{state:9}{file}:{line} {row['what']}", flush=True)
     for package, rows in chosen.items():
         states = Counter(done.get((row["file"], row["place"]), "not tried") for row in rows)
         print(f"{package}: {states['killed']} of {states['killed'] + states['survived']} killed")

@@ -72,7 +72,8 @@ def attention_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarr
     per_key = np.hypot(4 * _QUERIES * size / unit, powers)  # µs of a block on a unit
 
     waves = blocks / gpu.units
-    idle = np.where(waves > 1, parameters["tail"] * (np.ceil(waves) - waves) / waves, 0)
+    # Rounded, as the powers make 132.0000000001 of 132 blocks.
+    idle = np.where(waves > 1, parameters["tail"] * (np.ceil(np.round(waves, 9)) - waves) / waves, 0)
     shares = waves * seen * per_key * (1 + idle)
     splits = np.minimum(np.maximum(np.floor(1 / waves), 1), np.maximum(keys / _LEAST_SPLIT, 1))
     longest = keys / splits * per_key * parameters["single"]

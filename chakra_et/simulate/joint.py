@@ -112,7 +112,7 @@ class ReplayGraph:
         is_message = (self.types >= NodeType.COMM_SEND) & (self.types != NodeType.COMM_COLL)
         choices = [lane >= 0, self.is_cpu, stream >= 0, is_message, self.types == NodeType.COMM_COLL]
         kind = np.select(choices, [0, 1, 2, 3, 4], default=5)
-        value = np.select(choices, [lane, tid, stream, -1, self.group], default=0)
+        value = np.select(choices[:3], [lane, tid, stream], default=self.group)
         values, code = coded(value)
         return np.where(kind == 3, -1, (self.trace_of * 6 + kind) * len(values) + code)
 

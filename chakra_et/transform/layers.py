@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.job.blocks import Blocks, find_blocks
 from chakra_et.job.gradients import (
     NEAR,
@@ -160,9 +160,7 @@ def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Swe
 
 def _set_size(draft: Draft, node: int, size: int) -> None:
     """Give a collective other bytes."""
-    row = draft.old[node]
-    before, kind = int(draft.trace.column("comm_size")[row]), int(draft.trace.column("comm_type", -1)[row])
-    if size != before > 0 and kind in set(CollectiveType):
+    if size != int(draft.trace.column("comm_size")[draft.old[node]]) > 0:
         draft.sizes[node] = size
 
 

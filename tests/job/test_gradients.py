@@ -206,3 +206,18 @@ def test_operators_are_inside_the_first_node_too() -> None:
     found = operators_of(make_trace(cpu(1, 9, **inside), cpu(2, 5, parent=1, **inside)), "made")
     assert (found.parent.tolist(), found.top.tolist(), found.tops) == ([-1, 0], [0, 0], {0: [0]})
     assert rows_inside(found.trace, [1]).tolist() == [-1, 0], "the last node holds itself alone"
+
+
+def test_launches_are_those_of_the_last_pass_that_began() -> None:
+    nodes = []
+    for begin in (1, 6):
+        backward = {"kind": "operator", "phase": "backward", "lane": 0}
+        nodes += [
+            cpu(begin, 5, name=f"{ENGINE}: MmBackward0", seq_id=begin, **backward),
+            cpu(begin + 1, 5, name=f"{ENGINE}: {GRADIENT}", **backward),
+            cpu(begin + 2, 1, name=GRADIENT, parent=begin + 1, **backward),
+            cpu(begin + 3, 2, name="c10d::allreduce_", parent=begin + 1, **backward),
+            collective(begin + 4, 20, parent=begin + 3, lane=9, is_cpu_op=0, kind="collective"),
+        ]
+    passes = sweeps_of(operators_of(make_trace(*nodes), "made"), None)
+    assert [each.launches for each in passes] == [[(4, 3)], [(9, 8)]]

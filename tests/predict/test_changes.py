@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_a_launch_bound_step_stays_launch_bound() -> None:
     assert slow.bound_after["kernel"] == pytest.approx(200 / 211)
 
 
-def two_ranks(slow: int = 0, **more: str) -> Run:
+def two_ranks(slow: int = 0, **more: Any) -> Run:
     """Two ranks that compute 100 µs, all-reduce 1 MB in 50 µs, compute 30 µs beside it and wait."""
     traces = []
     for rank in range(2):
@@ -57,7 +58,13 @@ def two_ranks(slow: int = 0, **more: str) -> Run:
             make_trace(
                 cpu(1, 100 + slow * rank, name="ProfilerStep#1", start=1),
                 collective(
-                    2, 50, (1,), comm_size=10**6, start=101 + slow, transfer_micros=50, wait_micros=0, **more
+                    2,
+                    50,
+                    (1,),
+                    start=101 + slow,
+                    transfer_micros=50,
+                    wait_micros=0,
+                    **{"comm_size": 10**6, **more},
                 ),
                 cpu(3, 30, (1,), name="forward", start=101 + slow * rank),
                 cpu(4, 10, (2, 3), name="optimizer", start=151 + slow),
@@ -120,6 +127,21 @@ def test_on_one_host_gloo_works_while_its_link_is_idle() -> None:
 def test_a_latency_alone_changes_transfers_by_the_ratio_of_the_model() -> None:
     model = NetworkModel(0.0, 5_000.0, 1e6 / 40e-6, math.inf, 0.1, 3, "a file")  # 10 + 40 µs: as recorded
     assert us(predict(two_ranks(), [Network(latency_ns=15_000.0, model=model)])) == [100 + 70 + 10] * 2
+
+
+def test_what_takes_no_time_by_the_model_keeps_its_time() -> None:
+    model = NetworkModel(0.0, 0.0, 1e9, math.inf, 0.1, 3, "a file")
+    run = two_ranks(comm_size=0, comm_type=CollectiveType.BARRIER)
+    assert us(predict(run, [Network(latency_ns=15_000.0, model=model)])) == [160, 160]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_collective_without_the_other_ranks_files_has_the_network_of_its_group(listed: bool) -> None:
+    """Of all ranks that the file tells of, where no file lists the members."""
+    trace = make_trace(cpu(1, 100), collective(2, 50, (1,), comm_size=10**6), world_size=4)
+    run = make_run("one", [trace], [0], {"1": [0, 1, 2, 3]} if listed else {})
+    # 6 steps of 5 µs, and 1.5 MB at 12.5 GB/s.
+    assert us(predict(run, [Network(12.5e9, 5_000.0)])) == [100 + 30 + 120]
 
 
 def two_groups() -> Run:

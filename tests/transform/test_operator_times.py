@@ -49,3 +49,14 @@ def test_kernels_change_with_the_operator_that_launched_them() -> None:
     assert made.duration_micros.tolist() == [300, 5, 122, 42]
     assert count.tolist() == [2, 142, 422]
     assert made.inputs is not None and made.inputs.shapes == [b"[[64,32],[32,48]]"]
+
+
+def test_operators_on_lists_follow_the_elements_of_all_tensors() -> None:
+    """Their own time, also where they call an operator for each tensor."""
+    trace = make_trace(
+        cpu(1, 100, name="aten::_foreach_mul_", kind="operator"),
+        cpu(2, 40, (1,), name="aten::mul_", kind="operator", parent=1),
+    )
+    trace = with_inputs(trace, {0: b"[[[4096],[4096]],[]]", 1: b"[[4096],[]]"})
+    made, count = resized(trace, lambda text: text.replace(b"4096", b"12288"))
+    assert made.duration_micros.tolist() == [300, 120] and count.tolist() == [2, 140, 420]

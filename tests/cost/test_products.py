@@ -1,0 +1,25 @@
+"""What a matrix product leaves in L2, and how its tiles share the units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chakra_et.cost import gpus
+from chakra_et.cost.products import product_micros, start
+
+
+def test_a_result_larger_than_l2_takes_as_long_as_memory_writes_it() -> None:
+    gpu, edge = gpus.gpu("A100"), 16384.0
+    parameters = start(gpu, "16 bit") | {"memory": 0.1}
+    (taken,) = product_micros(gpu, parameters, np.array([[1, edge, edge, 16, 1]]), "16 bit").tolist()
+    assert taken > 2 * edge**2 / (0.1 * gpu.memory / 1e6)
+
+
+def test_small_tiles_share_a_unit() -> None:
+    """Columns of 64 take tiles of half the width, and two of 256 by 64 fit in a unit as one of 256 by 128."""
+    gpu = gpus.gpu("A100")
+    parameters = start(gpu, "16 bit") | {"fill": 1e9, "launch": 0.0}
+    points = np.array([[1, rows * 256 * gpu.units, 64, 16, 1] for rows in (1, 2, 4)], float)
+    one, two, four = product_micros(gpu, parameters, points, "16 bit").tolist()
+    assert one == pytest.approx(two, rel=1e-3) and four > 1.5 * two
