@@ -62,11 +62,12 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
     """Read the command line into one config.
 
     ``argv`` is as for ``argparse`` (None: ``sys.argv[1:]``); ``parser_options`` are passed to
-    ``argparse.ArgumentParser``. Raises ``SystemExit(2)`` for an unknown flag or a rejected value.
+    ``argparse.ArgumentParser``, of a description its first line. Raises ``SystemExit(2)`` for an unknown flag
+    or a rejected value.
     """
-    parser = _Parser(
-        formatter_class=_HelpFormatter, allow_abbrev=False, **({"prog": _running} | parser_options)
-    )
+    parser_options = {"prog": _running, "formatter_class": _HelpFormatter, **parser_options}
+    parser = _Parser(allow_abbrev=False, **parser_options)
+    parser.description = (parser.description or "").partition("\n")[0]
     _add_flags(parser, config_class)
     if _describing:
         raise _Described(parser)

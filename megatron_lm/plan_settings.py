@@ -31,6 +31,7 @@ from megatron_lm.settings import conf
 # MODEL of megatron_lm for models of these sizes (hidden, layers); its names for others of the same kind.
 MODELS = {(1600, 48): "xl", (1024, 24): "small", (64, 4): "tiny"}
 GPT, LLAMA = "xl", "llama3-8b"
+Format = Literal["megatron_lm", "megatron-bridge", "torchtitan", "deepspeed"]
 
 
 @dataclass
@@ -40,9 +41,7 @@ class Config:
     plan: str = cli.option("file that 'plan --json' printed", positional=True)
     rank: int = cli.option("which of its plans, counted from 1", 1)
     output: str = cli.option("file to write (default: standard output)", "")
-    format: Literal["megatron_lm", "megatron-bridge", "torchtitan", "deepspeed"] = cli.option(
-        "whose settings", "megatron_lm"
-    )
+    format: Format = cli.option("whose settings", "megatron_lm")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -44,7 +44,7 @@ class PreprocessConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(PreprocessConfig, argv, description=(__doc__ or "").splitlines()[0])
+    config = cli.parse(PreprocessConfig, argv, description=__doc__)
     count, tokens = preprocess(config)
     print(f"{config.output}.bin, {config.output}.idx: {count} documents, {tokens} tokens")
     return 0

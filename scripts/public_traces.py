@@ -102,7 +102,7 @@ class Config:
 
 
 def main() -> int:
-    config = cli.parse(Config, description=__doc__.splitlines()[0])
+    config = cli.parse(Config, description=__doc__)
     return cli.run(lambda: download(config), TraceError)
 
 
@@ -134,10 +134,8 @@ def fetch(trace: Trace, path: Path, base: str = RAW) -> str:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             content = answer.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise TraceError(
-            f"{url}: can't be downloaded ({reason}): check the network, or give --base"
-        ) from None
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise TraceError(f"{url}: can't be downloaded ({why}): check the network, or give --base") from None
     found = hashlib.sha256(content).hexdigest()
     if found != trace.sha256:
         raise TraceError(f"{url}: its sha256 is {found}, not {trace.sha256}: not used")

@@ -127,9 +127,8 @@ def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:
         if group_store is not None:
             # At its timeout NCCL aborts the process without a message, so the watch must come first.
             limit = datetime.timedelta(seconds=dist_timeout + (60 if world.backend == "nccl" else 0))
-            dist.init_process_group(
-                world.backend, store=group_store, rank=world.rank, world_size=world.size, timeout=limit
-            )
+            known: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "timeout": limit}
+            dist.init_process_group(world.backend, store=group_store, **known)
         code = main(world, watch)
         watch.close()
     except BaseException as error:

@@ -133,9 +133,9 @@ def _summary(given: list[Described], found: list[Estimate]) -> list[str]:
     head = ["", "step s", "pipeline s", "messages ms", "gradients s", "emb s"]
     rows = [[*head, "memory GiB", "measured s", "error"]]
     for each, one in zip(given, found, strict=True):
-        measured = (
-            [f"{each.measured:.4f}", f"{one.step / each.measured - 1:+.1%}"] if each.measured else ["", ""]
-        )
+        measured = ["", ""]
+        if each.measured:
+            measured = [f"{each.measured:.4f}", f"{one.step / each.measured - 1:+.1%}"]
         messages, reduction = max(one.p2p, default=0.0), max(stage.reduction for stage in one.stages)
         figures = [f"{one.step:.4f}", f"{one.pipeline:.4f}", f"{messages * 1e3:.2f}", f"{reduction:.4f}"]
         rows.append([each.name, *figures, f"{one.embedding:.4f}", f"{one.memory:.2f}", *measured])

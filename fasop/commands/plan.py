@@ -36,12 +36,8 @@ class Config:
 
     model: str = cli.option("a preset (data/models.yaml), one of --models-file, or a config.json")
     cluster: str = cli.option("preset, or YAML file of one cluster (or FILE:NAME)")
-    cost_model: Literal["exact", "hpdc24"] = cli.option(
-        "exact, or the published tool's own estimate", "exact"
-    )
-    objective: Literal["time", "cost", "pareto"] = cli.option(
-        "shortest step, cheapest step, or the Pareto front of both", "time"
-    )
+    cost_model: Literal["exact", "hpdc24"] = cli.option("hpdc24: the published tool's estimate", "exact")
+    objective: Literal["time", "cost", "pareto"] = cli.option("fastest or cheapest; pareto: both", "time")
     budget: float | None = cli.option("leave out clusters above this price, $/h", None)
     max_step_time: float | None = cli.option("leave out slower plans, seconds", None)
     max_tp: int = cli.option("largest tensor-parallel degree", 4)
@@ -60,12 +56,8 @@ class Config:
         "auto: modern where a model has no measured costs",
         "auto",
     )
-    recompute: Literal["none", "selective", "full", "auto"] = exact_flag(
-        "activations computed again in the backward pass; auto: best", "none"
-    )
-    zero: Literal[0, 1, 2, 3] = cli.option(
-        "ZeRO stage: 1 shards optimizer states, 2 gradients as well, 3 parameters as well", 0
-    )
+    recompute: Literal[Recompute, "auto"] = exact_flag("activations computed again; auto: best", "none")
+    zero: Literal[0, 1, 2, 3] = cli.option("ZeRO: 1 shards optimizer states, 2 gradients too, 3 all", 0)
     overlap: bool = exact_flag("gradients reduced during the last backward pass", False)
     sequence_parallel: bool = exact_flag("activations between tensor-parallel parts split by tokens", False)
     attention: Attention = exact_flag("flash: one fused kernel that stores no scores", "unfused")
@@ -74,19 +66,13 @@ class Config:
         "mixed",
     )
     cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1)
-    fsdp: bool = exact_flag(
-        "parameters sharded, with communication during the computation (--zero 3 --overlap)", False
-    )
+    fsdp: bool = exact_flag("parameters sharded, communication overlapped (--zero 3 --overlap)", False)
     hsdp: int = exact_flag("--fsdp within groups of N GPUs, each with a copy of the parameters", 0)
     offload: bool = exact_flag("optimizer states and their update on the host", False)
     cuda_graphs: bool = exact_flag("the whole step is a CUDA graph, without launches by the host", False)
-    engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag(
-        "software that runs the plan", "megatron"
-    )
+    engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag("software that runs it", "megatron")
     interleave: bool = exact_flag("try several chunks of layers per stage", False)
-    per_stage: bool = exact_flag(
-        "a tp, micro-batch and recomputation per stage; uneven data parallelism", False
-    )
+    per_stage: bool = exact_flag("tp, micro-batch, recomputation per stage; uneven replicas", False)
     idle: bool = cli.option("leave nodes idle where that is faster or cheaper", True)
     global_batch: int | None = cli.option("sequences per step, if not the model's", None)
     seq: int | None = cli.option("tokens of a sequence, if not the model's", None)
@@ -221,9 +207,8 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
         from fasop.search.planner import WIDER, interleave
 
         goal = replace(goal, top=WIDER * goal.top)
-    plans = search(
-        model, clusters, cost_files, options, goal, config.max_tp, iterations, idle, config.workers
-    )
+    more = config.max_tp, iterations, idle, config.workers
+    plans = search(model, clusters, cost_files, options, goal, *more)
     if config.interleave:
         plans = interleave(plans, cost_files, iterations)
     if not plans:

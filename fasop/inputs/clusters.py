@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -180,13 +181,11 @@ def check_gpu(where: str, gpu: Gpu, nodes: int) -> None:
 def check_nodes(where: str, cluster: Cluster, placement: Sequence[str]) -> None:
     """Whether a cluster has these nodes. Raises ``PlanError``."""
     have = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
-    for name in dict.fromkeys(placement):
+    for name, count in Counter(placement).items():
         if name not in have:
             raise PlanError(f"{where}: no GPU {name!r} in cluster {cluster.name}: {nearest(name, have)}")
-        if placement.count(name) > have[name]:
-            raise PlanError(
-                f"{where}: {placement.count(name)} nodes of {name}, cluster {cluster.name} has {have[name]}."
-            )
+        if count > have[name]:
+            raise PlanError(f"{where}: {count} nodes of {name}, cluster {cluster.name} has {have[name]}.")
 
 
 def check_gpus(degrees: str, cluster: Cluster, placement: Sequence[str], needed: int) -> None:
@@ -196,10 +195,8 @@ def check_gpus(degrees: str, cluster: Cluster, placement: Sequence[str], needed:
         raise PlanError(f"{degrees} is {needed}, its nodes have {held} GPUs.")
 
 
-# 0 stands for "not given" in ``Gpu``; a file leaves it out instead.
-GPU_KINDS = {key: kind for key, kind in kinds_of(Gpu).items() if key != "name"} | {
-    "gpu_bandwidth": kinds.Bandwidth
-}
+GPU_KINDS = {key: kind for key, kind in kinds_of(Gpu).items() if key != "name"}
+GPU_KINDS["gpu_bandwidth"] = kinds.Bandwidth  # 0 is "not given" in ``Gpu``; a file leaves it out instead
 LINK_KINDS = {key: kind for key, kind in kinds_of(Link).items() if key != "points"}
 
 
@@ -222,9 +219,8 @@ def load_clusters(name_or_path: str) -> list[Cluster]:
         text, _, chosen = name_or_path.rpartition(":")
         path = Path(text)
     if not path.exists() and path.suffix not in (".yaml", ".yml"):
-        raise PlanError(
-            f"no cluster {name_or_path!r} (neither a preset nor a file): {nearest(name_or_path, presets)}"
-        )
+        near = nearest(name_or_path, presets)
+        raise PlanError(f"no cluster {name_or_path!r} (neither a preset nor a file): {near}")
     entries = read_yaml(path, "clusters")
     names = list(entries) if chosen is None else [chosen]
     if names[0] not in entries:

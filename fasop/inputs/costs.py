@@ -90,9 +90,7 @@ def read_costs(path: str | Path = PUBLISHED) -> CostFile:
     for entry in costs.entries:
         where = f"{path}: {entry.model}, {entry.gpu}, tp {entry.tp}"
         if entry.model not in costs.models:
-            raise PlanError(
-                f"{path}: an entry is for model {entry.model!r}, whose shape is not under 'models'."
-            )
+            raise PlanError(f"{path}: an entry is of model {entry.model!r}, which isn't under 'models'.")
         units = costs.models[entry.model].units
         for values in (entry.forward, entry.backward, entry.update, entry.parameters, entry.activations):
             if values is not None and len(values) != len(units):

@@ -171,9 +171,8 @@ class Model:
     def launch_layers(self, partition: tuple[int, ...]) -> tuple[int, ...]:
         """Transformer layers of each stage, as Megatron counts them: ``partition`` without E and P."""
         ends = itertools.accumulate(partition)
-        return tuple(
-            self.units[end - size : end].count("T") for size, end in zip(partition, ends, strict=True)
-        )
+        pairs = zip(partition, ends, strict=True)
+        return tuple(self.units[end - size : end].count("T") for size, end in pairs)
 
     def embedding_stages(self, partition: tuple[int, ...]) -> list[int]:
         """Stages whose embedding gradients are summed: those that hold a copy of one matrix.

@@ -214,9 +214,8 @@ def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) 
     """gpus: how many of each type work; step: seconds."""
     count, tokens = sum(gpus.values()), model.global_batch * model.seq / step
     rate = tokens * model.flops_per_token
-    line = (
-        f"{tokens:,.0f} tokens/s ({tokens / count:,.0f} per GPU), {rate / count / 1e12:.1f} TFLOP/s per GPU"
-    )
+    line = f"{tokens:,.0f} tokens/s ({tokens / count:,.0f} per GPU), "
+    line += f"{rate / count / 1e12:.1f} TFLOP/s per GPU"
     types = [cluster.gpu(name) for name in gpus]
     known = [of for gpu in types if (of := hardware(gpu.costs_of))]
     if len(known) < len(types):

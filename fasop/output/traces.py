@@ -312,9 +312,8 @@ def _collectives(plan: Plan, stage: int, name: str, seconds: float, pattern: str
             routed = size * plan.model.top_k // choice.tp
             yield Piece(f"{name} all-to-all", each, CollectiveType.ALL_TO_ALL, routed, "experts")
         elif options.sequence_parallel:
+            gathered = size // choice.tp
             yield Piece(f"{name} reduce-scatter", each / 2, CollectiveType.REDUCE_SCATTER, size, "tensor")
-            yield Piece(
-                f"{name} all-gather", each / 2, CollectiveType.ALL_GATHER, size // choice.tp, "tensor"
-            )
+            yield Piece(f"{name} all-gather", each / 2, CollectiveType.ALL_GATHER, gathered, "tensor")
         else:
             yield Piece(f"{name} all-reduce", each, CollectiveType.ALL_REDUCE, size, "tensor")

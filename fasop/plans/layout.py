@@ -120,9 +120,8 @@ def _layout(
     ep: int,
 ) -> Layout:
     """``each``: GPUs of a stage."""
-    seats = [
-        (node, name) for node, name in enumerate(placement) for _ in range(cluster.size(cluster.gpu(name)))
-    ]
+    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
+    seats = [(node, name) for node, name in enumerate(placement) for _ in range(sizes[name])]
     stages = []
     for stage, (units, choice) in enumerate(zip(partition, choices, strict=True)):
         shares, replicas = dict(choice.shares), []

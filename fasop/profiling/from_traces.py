@@ -65,9 +65,7 @@ class _Steps:
         start = trace.start_micros.astype(np.int64)
         self.names, marks = step_rows(trace)
         if not len(marks) or not start.any():
-            raise PlanError(
-                f"{path}: no ProfilerStep or no start times in it: convert without --no-timestamps."
-            )
+            raise PlanError(f"{path}: has no ProfilerStep or no times: convert without --no-timestamps.")
         operator = trace.column("rf_id")
         of_host = (operator > 0) & ~np.isin(self.kinds, DEVICE)
         ids, place = np.unique(operator, return_inverse=True)
@@ -175,9 +173,7 @@ def _checked(
     rows, hidden, batch, seq = table = max(tables.values())
     for what, in_it, expected in (("hidden", hidden, model.hidden), ("seq", seq, model.seq)):
         if in_it != expected:
-            raise PlanError(
-                f"{own}: {what} is {in_it} in it, {expected} in the model: give the model it is of."
-            )
+            raise PlanError(f"{own}: its {what} is {in_it}, the model's {expected}: give the model it is of.")
     padding = rows * tp - model.vocab
     if not 0 <= padding < PADDED * tp:
         raise PlanError(
@@ -214,9 +210,7 @@ def _checked(
             "and its --tp; compiled layers can't be told apart."
         )
     if extra:
-        notes.append(
-            f"Products that are of no layer are counted to the layers: {extra} of {hidden}x{hidden}."
-        )
+        notes.append(f"{extra} products of {hidden}x{hidden} that are of no layer count to the layers.")
     unseen = "Not checked, as shapes of weights don't show them: tied, causal, heads and kv_heads."
     return rows, count, [*notes, unseen]
 
@@ -244,16 +238,13 @@ def from_traces(
     """Costs as ``attribute`` finds them, for one tensor-parallel degree and micro-batch, and its notes."""
     found = attribute(model, paths, tp, mbs)
     if not found.forward.layer or not found.backward.layer:
-        raise PlanError(
-            f"{paths[0]}: no forward and backward pass found in it: is it a training step's trace?"
-        )
+        raise PlanError(f"{paths[0]}: no forward and backward pass in it: is it a training step's trace?")
     forward, backward = (
         units._replace(layer=units.layer / model.layers).of_model(model)
         for units in (found.forward, found.backward)
     )
-    source = (
-        f"From {', '.join(path.name for path in paths)}, operators attributed to embedding, layers and head."
-    )
+    names = ", ".join(path.name for path in paths)
+    source = f"From {names}, operators attributed to embedding, layers and head."
     entry = Entry(model.name, gpu_name or "traced", tp, mbs, forward, backward)
     per_step = (
         f"Micro-batches per step: {found.micro_batches:g}; {found.unattributed:.6f} s of computing per step "

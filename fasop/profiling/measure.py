@@ -77,10 +77,9 @@ def measured(
         entries.append(Entry(model.name, name, degree, size, *passes))
     source = f"Measured by fasop profile on {name} with torch {torch.__version__}, {runs.dtype}."
     precision: Precision = "fp32" if runs.dtype == "float32" else "mixed"
+    kept = {model.name: model}
     # Attention is scaled_dot_product_attention: fused.
-    return CostFile(
-        FORMAT, source, {model.name: model}, tuple(entries), precision=precision, attention="flash"
-    )
+    return CostFile(FORMAT, source, kept, tuple(entries), precision=precision, attention="flash")
 
 
 def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, KindSeconds, KindSeconds]:

@@ -170,9 +170,8 @@ class DynamicProgram:
                 values = least[tuple(which)]
                 if key[1] == 0:
                     before, after_it = steps[stage + 1][key[0]]
-                    values = np.full(
-                        (len(bounds), len(states[self.counts.end(key[0], stage + 1)]), self.width), INF
-                    )
+                    reached = states[self.counts.end(key[0], stage + 1)]
+                    values = np.full((len(bounds), len(reached), self.width), INF)
                     values[:, after_it] = least[tuple(which)][:, before]
                 now[key] = values
             yield now

@@ -80,9 +80,8 @@ class Steps:
     def simulate(self, of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Simulated seconds of some assignments that fit; and how uneven their stages are, from 0 to 1."""
         forward, backward, reduction, update = self.times[:, :, of]
-        line = one_f_one_b.run(
-            list(forward), list(backward), list(self.p2p[:, of]), self.tables.micro_batches
-        )
+        rows = list(forward), list(backward), list(self.p2p[:, of])
+        line = one_f_one_b.run(*rows, self.tables.micro_batches)
         ends = np.array(line.stage_end), np.array(line.backward_end)
         synced = synchronized(self.tables.options, *ends, reduction)
         synced = _with_embedding(self.tables, self.kinds, self.seats[:, of], self.upto[:, of], synced)
@@ -213,9 +212,8 @@ class _Pool:
         moved.
         """
         count, each, stages = near.shape
-        candidates = Steps(
-            self.tables, self.placements, self.which[going].repeat(each), near.reshape(-1, stages)
-        )
+        which = self.which[going].repeat(each)
+        candidates = Steps(self.tables, self.placements, which, near.reshape(-1, stages))
         steps, uneven = candidates.all(self.seconds[going].repeat(each))
         seconds = (steps * (1 + TIE * uneven)).reshape(count, each)
         rows, at = np.arange(count), seconds.argmin(axis=1)
@@ -254,17 +252,13 @@ def _swapped(assignment: Assignment, cluster: Cluster) -> Iterator[Assignment]:
     for at, name in enumerate(assignment.placement, 1):
         gpus += sizes[name]
         if gpus % per_stage == 0 and (end := gpus // per_stage) <= len(assignment.seats):
-            which = slice(stage, end)
-            parts.append(
-                (assignment.placement[node:at], assignment.seats[which], assignment.partition[which])
-            )
+            own = assignment.seats[stage:end], assignment.partition[stage:end]
+            parts.append((assignment.placement[node:at], *own))
             node, stage = at, end
     # Stages of a block that is not used up stay the last.
     rest = [(assignment.placement[node:], assignment.seats[stage:], assignment.partition[stage:])]
     for i, j in itertools.combinations(range(len(parts)), 2):
         if parts[i][0] != parts[j][0]:
             order = [*parts[:i], parts[j], *parts[i + 1 : j], parts[i], *parts[j + 1 :], *rest]
-            placement, seats, partition = (
-                tuple(itertools.chain(*group)) for group in zip(*order, strict=True)
-            )
+            placement, seats, partition = (tuple(itertools.chain(*of)) for of in zip(*order, strict=True))
             yield Assignment(placement, seats, partition)

@@ -89,9 +89,8 @@ class Search:
         self.program.even = EVEN * best.objective / self.stages
         draws = [self.program.draw(bound, first, DRAWS, spread) for first in self._first_groups()]
         self.program.even = 0.0
-        return [
-            self._assignment(*one) for rows, partitions in draws for one in zip(rows, partitions, strict=True)
-        ]
+        pairs = (zip(rows, partitions, strict=True) for rows, partitions in draws)
+        return [self._assignment(*one) for one in itertools.chain(*pairs)]
 
     def _lowest(self, first: list[int], limit: float) -> tuple[float, float | None]:
         """The smallest sum plus bound below ``limit`` and its bound, or ``limit`` and None.
@@ -179,9 +178,8 @@ class Search:
         while stage < self.stages:
             chosen.append(self.blocks[row[stage]])
             stage += len(chosen[-1].stages)
-        return Assignment(
-            *placed(self.costs.cluster, self.costs.shape, chosen), tuple(partition.tolist()), objective
-        )
+        found = placed(self.costs.cluster, self.costs.shape, chosen)
+        return Assignment(*found, tuple(partition.tolist()), objective)
 
 
 def _intervals(ends: list[tuple[int, float]]) -> list[tuple[int, int, float, float]]:

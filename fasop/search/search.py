@@ -243,10 +243,7 @@ def no_plan(model: Model, clusters: Sequence[Cluster], goal: Goal) -> str:
     """One sentence: why a search found nothing, and what would find something."""
     what = f"no plan of {model.name} on {clusters[0].name if len(clusters) == 1 else 'any cluster'}"
     if goal.max_step_time is not None:
-        return (
-            f"{what} takes at most {goal.max_step_time:g} s per step: raise --max-step-time or use more GPUs."
-        )
+        return f"{what} takes at most {goal.max_step_time:g} s per step: raise --max-step-time or add GPUs."
     return (
-        f"{what} fits into memory: give --recompute auto, --zero 1 or --fsdp where you haven't, a "
-        "larger --max-tp, or more GPUs."
+        f"{what} fits into memory: give --recompute auto, --zero 1, --fsdp, a larger --max-tp, or more GPUs."
     )

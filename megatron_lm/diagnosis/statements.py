@@ -231,19 +231,17 @@ def _report(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
     block = "\n".join(line.text for line in lines[at:end])
     name = FIRST_OF_NODE if block.lstrip().startswith("Root Cause") else "torchrun"
     for match in REPORTED.finditer(block):
-        raw, rank, local = tuple(match[0].split("\n")), int(match["rank"]), int(match["local"])
-        yield Statement(
-            "end", name, match["text"], raw, rank, local, _time(match["time"]), int(match["code"])
-        )
+        raw, when = tuple(match[0].split("\n")), _time(match["time"])
+        rank, local, code = (int(match[which]) for which in ("rank", "local", "code"))
+        yield Statement("end", name, match["text"], raw, rank, local, when, code)
 
 
 def _single(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
     """The statement that one line makes, with the lines that continue it; none for nearly all lines."""
     line = lines[at]
     forms = ENDS + (RECORDS if line.level else MESSAGES)
-    kind, match = next(
-        ((kind, match) for kind, form in forms if (match := re.fullmatch(form, line.text))), ("", None)
-    )
+    found_in = ((kind, match) for kind, form in forms if (match := re.fullmatch(form, line.text)))
+    kind, match = next(found_in, ("", None))
     if match is None:
         return
     found = {"name": line.source if line.level else "", **match.groupdict(default="")}

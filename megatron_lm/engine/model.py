@@ -125,11 +125,13 @@ class FusedAttention(nn.Module):
         (sequence, batch, heads · width).
         """
         q, k, v = (each.permute(1, 2, 0, 3) for each in (query, key, value))
-        grouped = q.shape[1] != k.shape[1]
+        ways: dict[str, Any] = {
+            "is_causal": True,
+            "scale": self.scale,
+            "enable_gqa": q.shape[1] != k.shape[1],
+        }
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            context = nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped
-            )
+            context = nn.functional.scaled_dot_product_attention(q, k, v, **ways)
         return context.permute(2, 0, 1, 3).flatten(2)
 
 

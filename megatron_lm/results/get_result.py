@@ -39,7 +39,7 @@ class ResultConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(ResultConfig, argv, prog="get_result.sh", description=(__doc__ or "").splitlines()[0])
+    config = cli.parse(ResultConfig, argv, prog="get_result.sh", description=__doc__)
     if config.watch:
         return watch(config.job_ids)
     for text in lines(View(runs.find(config.job_ids, conf.log_dir()))):

@@ -36,9 +36,8 @@ COMPUTE_TASKS = {"forward-compute": "forward", "backward-compute": "backward", "
 WORK = ("forward", "backward")
 MESSAGE = re.compile(r"(?:forward|backward)-(?:send|recv)")
 COLLECTIVE = re.compile(r".*(?:all-reduce|reduce-scatter|all-gather)")
-MESSAGES = re.compile(
-    rf"(?:{MESSAGE.pattern}|forward-backward-send-forward-backward-recv)(?:-{MESSAGE.pattern})*"
-)
+BOTH = "forward-backward-send-forward-backward-recv"
+MESSAGES = re.compile(rf"(?:{MESSAGE.pattern}|{BOTH})(?:-{MESSAGE.pattern})*")
 BY_MICRO_BATCH = (*WORK, "post-process", "loss-compute", "batch-generator")
 MOST_EVENTS = 200_000  # that a browser can hold
 KINDS = {
@@ -102,15 +101,11 @@ class PictureConfig:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"all|last|[1-9]\d*(-[1-9]\d*)?", self.iterations):
-            raise ValueError(
-                f"--iterations {self.iterations}: give a number, a range such as 3-5, last or all"
-            )
+            raise ValueError(f"--iterations {self.iterations}: give a number, a range as 3-5, last or all")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(
-        PictureConfig, argv, prog="_05_report_visualization.py", description=(__doc__ or "").splitlines()[0]
-    )
+    config = cli.parse(PictureConfig, argv, prog="_05_report_visualization.py", description=__doc__)
     run = runs.find(config.job_ids, conf.log_dir())
     found, settings = read_events(run, config.iterations)
     predicted = predicted_events(pick_plan(str(config.plan), 1)) if config.plan is not None else []

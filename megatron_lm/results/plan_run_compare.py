@@ -80,9 +80,7 @@ class Measured(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(
-        CompareConfig, argv, prog="plan_run_compare.sh", description=(__doc__ or "").splitlines()[0]
-    )
+    config = cli.parse(CompareConfig, argv, prog="plan_run_compare.sh", description=__doc__)
     print(compare(config))
     print(f"written to {config.output}: {', '.join(sorted(path.name for path in config.output.iterdir()))}")
     return 0

@@ -33,7 +33,7 @@ class ReportConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(ReportConfig, argv, prog="_04_report.sh", description=(__doc__ or "").splitlines()[0])
+    config = cli.parse(ReportConfig, argv, prog="_04_report.sh", description=__doc__)
     *ids, kind = config.words
     # Both ids of a heterogeneous run are of one run.
     found = {run.jobs: run for run in (runs.find((job,), conf.log_dir()) for job in ids)}.values()

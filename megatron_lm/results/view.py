@@ -109,23 +109,17 @@ def figures(
     ]
     with contextlib.suppress(RunError, KeyError, ValueError):  # of a run of another version
         named = ("MODEL", *(settings.keys() & SIZE_SETTINGS))
-        size, ranks = (
-            read_settings({PREFIX + name: settings[name] for name in named}).size,
-            settings["WORLD_SIZE"],
-        )
+        size = read_settings({PREFIX + name: settings[name] for name in named}).size
         total = operations(size, batch) / seconds
-        rows.append(("operations", f"{total / 1e12:.4g} TFLOP/s, {total / 1e12 / int(ranks):.4g} per rank"))
+        each = total / int(settings["WORLD_SIZE"])
+        rows.append(("operations", f"{total / 1e12:.4g} TFLOP/s, {each / 1e12:.4g} per rank"))
         if known := gpu_table.by_driver(gpu_name):
             peak = gpu_table.gpu(known).peak("float" if settings.get("PRECISION") == "fp32" else "half")
-            rows.append(
-                ("MFU", f"{100 * total / int(ranks) / peak:.1f}% of {known}'s {peak / 1e12:.4g} TFLOP/s")
-            )
+            rows.append(("MFU", f"{100 * each / peak:.1f}% of {known}'s {peak / 1e12:.4g} TFLOP/s"))
     if found[-1].loss is not None:
         rows.append(("last loss", f"{found[-1].loss:.6g}"))
     if skipped := sum(each.skipped for each in found):
-        rows.append(
-            ("skipped steps", f"{skipped}, as fp16 gradients overflowed and the loss scale was lowered")
-        )
+        rows.append(("skipped steps", f"{skipped}, where fp16 gradients overflowed"))
     return rows
 
 

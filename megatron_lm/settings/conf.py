@@ -106,11 +106,8 @@ def read_file(path: str | Path) -> dict[str, str]:
         if not match or len(words) > 1 or re.search(r"[$`]", match[2].partition("'")[0]):
             raise RunError(f"{path}, line {number}: give one setting as NAME=VALUE.")
         found[match[1]] = words[0] if words else ""
-    unknown = [name for name in found if name not in NAMES]
-    if unknown:
-        raise RunError(
-            f"{path}: no setting is called {', '.join(unknown)}; megatron_lm/_00_conf.sh lists the settings."
-        )
+    if unknown := ", ".join(name for name in found if name not in NAMES):
+        raise RunError(f"{path}: no setting is called {unknown}; megatron_lm/_00_conf.sh lists them.")
     return found
 
 

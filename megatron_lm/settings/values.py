@@ -4,6 +4,7 @@ together.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -195,137 +196,127 @@ MAY_BE_ZERO = ("seed", "stop_on_nan", "save_interval", "master_port")
 
 def check(settings: Settings) -> None:
     """Raise ``RunError`` if the settings do not fit together, with what would fit."""
+    for is_wrong, sentence in _mistakes(settings):
+        if is_wrong:
+            raise RunError(f"{sentence}.")
+
+
+Mistakes = Iterator[tuple[object, str]]
+"""Whether something is wrong, and what; what comes later needs all before it to be right."""
+
+
+def _mistakes(settings: Settings) -> Mistakes:
     for name, choices in CHOICES.items():
         value = getattr(settings, name)
-        if value not in choices:
-            raise RunError(f"{name.upper()}={value}: choose from {', '.join(filter(None, choices))}.")
+        yield value not in choices, f"{name.upper()}={value}: choose from {', '.join(filter(None, choices))}"
     for name in (field.name for field in fields(settings) if field.name not in MAY_BE_ZERO):
         value = getattr(settings, name)
-        if type(value) is int and value < 1:
-            raise RunError(f"{name.upper()}={value}: give at least 1.")
-    if not 1 <= settings.master_port <= 65_535:
-        raise RunError(f"MASTER_PORT={settings.master_port}: give a port from 1 to 65535.")
-    if not (0 < settings.lr < 1 and 0 <= settings.lr_warmup_fraction < 1):
-        raise RunError(
-            f"LR={settings.lr:g}, LR_WARMUP_FRACTION={settings.lr_warmup_fraction:g}: give values "
-            "between 0 and 1."
-        )
-    launched = settings.nproc_per_node * settings.nnodes
-    if settings.world_size != launched:
-        raise RunError(
-            f"WORLD_SIZE={settings.world_size}: NPROC_PER_NODE × NNODES = {settings.nproc_per_node} × "
-            f"{settings.nnodes} = {launched}; leave WORLD_SIZE out, or set it to {launched}."
-        )
+        yield type(value) is int and value < 1, f"{name.upper()}={value}: give at least 1"
+    port, lr, warm_up = settings.master_port, settings.lr, settings.lr_warmup_fraction
+    yield not 1 <= port <= 65_535, f"MASTER_PORT={port}: give a port from 1 to 65535"
+    between = f"LR={lr:g}, LR_WARMUP_FRACTION={warm_up:g}: give values between 0 and 1"
+    yield not (0 < lr < 1 and 0 <= warm_up < 1), between
+    world, each, nodes = settings.world_size, settings.nproc_per_node, settings.nnodes
+    yield (
+        world != each * nodes,
+        f"WORLD_SIZE={world}: NPROC_PER_NODE × NNODES = {each} × {nodes} = {each * nodes}; leave WORLD_SIZE "
+        f"out, or set it to {each * nodes}",
+    )
     dp, tensor, pipeline = settings.dp_size, settings.tensor_mp_size, settings.pipeline_mp_size
-    if dp * tensor * pipeline != settings.world_size:
-        rest, over = divmod(settings.world_size, tensor * pipeline)
-        product = f"TENSOR_MP_SIZE × PIPELINE_MP_SIZE = {tensor * pipeline}"
-        fit = f"{product} does not divide it" if over else f"DP_SIZE={rest} would fit"
-        raise RunError(
-            f"WORLD_SIZE={settings.world_size} is not DP_SIZE × TENSOR_MP_SIZE × PIPELINE_MP_SIZE = {dp} × "
-            f"{tensor} × {pipeline} = {dp * tensor * pipeline}; {fit}."
-        )
-    _check_partition(settings)
-    _check_tensor_parallelism(settings)
-    _check_batch(settings)
-    if settings.attention == "flash" and settings.precision == "fp32":
-        raise RunError(
-            "ATTENTION=flash: GPUs have no such kernel for PRECISION=fp32; give fp16 or bf16, or "
-            "ATTENTION=unfused."
-        )
+    rest, over = divmod(world, tensor * pipeline)
+    product = f"TENSOR_MP_SIZE × PIPELINE_MP_SIZE = {tensor * pipeline}"
+    yield (
+        dp * tensor * pipeline != world,
+        f"WORLD_SIZE={world} is not DP_SIZE × TENSOR_MP_SIZE × PIPELINE_MP_SIZE = {dp} × {tensor} × "
+        f"{pipeline} = {dp * tensor * pipeline}; "
+        + (f"{product} does not divide it" if over else f"DP_SIZE={rest} would fit"),
+    )
+    yield from _of_partition(settings)
+    yield from _of_tensor_parallelism(settings)
+    yield from _of_batch(settings)
+    flash = "ATTENTION=flash: GPUs have no such kernel for PRECISION=fp32; give fp16 or bf16, or unfused"
+    yield settings.attention == "flash" and settings.precision == "fp32", flash
     try:
         shares = [float(part) for part in settings.split.split(",")]
     except ValueError:
         shares = []
-    if len(shares) != 3 or min(shares) < 0 or not shares[0]:
-        raise RunError(
-            f"SPLIT={settings.split}: give the shares of training, validation and test data, such as 100,0,0."
-        )
-    if not settings.homogeneous_cluster and not settings.master_nnodes < settings.nnodes:
-        raise RunError(
-            f"MASTER_NNODES={settings.master_nnodes}: must be below NNODES ({settings.nnodes}), because "
-            "the slave job gets the remaining nodes; give 1, and NNODES of at least 2."
-        )
+    yield (
+        len(shares) != 3 or min(shares) < 0 or not shares[0],
+        f"SPLIT={settings.split}: give the shares of training, validation and test data, such as 100,0,0",
+    )
+    yield (
+        not settings.homogeneous_cluster and settings.master_nnodes >= nodes,
+        f"MASTER_NNODES={settings.master_nnodes}: must be below NNODES ({nodes}), because the slave job gets "
+        "the remaining nodes; give 1, and NNODES of at least 2",
+    )
 
 
-def _check_partition(settings: Settings) -> None:
+def _of_partition(settings: Settings) -> Mistakes:
     stages, chunks = settings.pipeline_mp_size, settings.virtual_stages
     layers, parts = settings.size.layers, settings.partition.split("-")
-    many = stages * chunks
+    many, given = stages * chunks, f"PARTITION={settings.partition}"
     even = [layers // many + (at < layers % many) for at in range(many)]
     fit = "-".join(map(str, even)) + " would fit"
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise RunError(f"PARTITION={settings.partition}: give the layers of each stage; {fit}.")
-    if chunks > 1 and stages == 1:
-        raise RunError(f"VIRTUAL_STAGES={chunks}: needs PIPELINE_MP_SIZE of at least 2.")
-    if len(parts) != many:
-        wanted = f"PIPELINE_MP_SIZE is {stages}" + (f", × VIRTUAL_STAGES = {many}" if chunks > 1 else "")
-        raise RunError(f"PARTITION={settings.partition} has {len(parts)} stages, {wanted}; {fit}.")
-    if sum(settings.layers) != layers:
-        raise RunError(
-            f"PARTITION={settings.partition} adds up to {sum(settings.layers)} layers, model "
-            f"{settings.model} has {layers}; {fit}."
-        )
-    if 0 in settings.layers[1:-1]:
-        stage = settings.layers.index(0, 1)
-        raise RunError(
-            f"PARTITION={settings.partition}: stage {stage} has no layers; only the first stage, which "
-            f"has the embedding, and the last, which has the loss, can have none; {fit}."
+    is_number = [part.isascii() and part.isdigit() for part in parts]
+    yield not all(is_number), f"{given}: give the layers of each stage; {fit}"
+    yield chunks > 1 and stages == 1, f"VIRTUAL_STAGES={chunks}: needs PIPELINE_MP_SIZE of at least 2"
+    wanted = f"PIPELINE_MP_SIZE is {stages}" + (f", × VIRTUAL_STAGES = {many}" if chunks > 1 else "")
+    yield len(parts) != many, f"{given} has {len(parts)} stages, {wanted}; {fit}"
+    total = sum(settings.layers)
+    yield total != layers, f"{given} adds up to {total} layers, model {settings.model} has {layers}; {fit}"
+    for stage, held in enumerate(settings.layers):
+        yield (
+            not held and 0 < stage < many - 1,
+            f"{given}: stage {stage} has no layers; only the first stage, which has the embedding, and the "
+            f"last, which has the loss, can have none; {fit}",
         )
 
 
-def _check_tensor_parallelism(settings: Settings) -> None:
+def _of_tensor_parallelism(settings: Settings) -> Mistakes:
     size, tensor = settings.size, settings.tensor_mp_size
-    if size.hidden % size.heads:
-        raise RunError(
-            f"NUM_HEADS={size.heads}: does not divide HIDDEN_SIZE={size.hidden}; "
-            f"{_divisors(size.hidden, size.heads)} would."
-        )
-    if size.position == "rope" and size.hidden // size.heads % 2:
-        raise RunError(
-            "POSITION=rope: needs heads of even width, HIDDEN_SIZE / NUM_HEADS is "
-            f"{size.hidden // size.heads}."
-        )
-    if size.heads % size.kv_groups:
-        raise RunError(
-            f"KV_GROUPS={size.kv_groups}: does not divide NUM_HEADS={size.heads}; "
-            f"{_divisors(size.heads)} would."
-        )
+    fit = f"{_divisors(size.hidden, size.heads)} would"
+    yield (
+        size.hidden % size.heads,
+        f"NUM_HEADS={size.heads}: does not divide HIDDEN_SIZE={size.hidden}; {fit}",
+    )
+    width = size.hidden // size.heads
+    even = f"POSITION=rope: needs heads of even width, HIDDEN_SIZE / NUM_HEADS is {width}"
+    yield size.position == "rope" and width % 2, even
+    fit = f"{_divisors(size.heads)} would"
+    yield (
+        size.heads % size.kv_groups,
+        f"KV_GROUPS={size.kv_groups}: does not divide NUM_HEADS={size.heads}; {fit}",
+    )
     for name, number, what in (
         ("NUM_HEADS", size.heads, "attention heads"),
         ("KV_GROUPS", size.kv_groups, "key-value groups"),
         ("FFN", size.ffn, "columns of the MLP"),
         ("VOCAB_SIZE", settings.padded_vocabulary, "rows of the embedding"),
     ):
-        if number % tensor:
-            raise RunError(
-                f"TENSOR_MP_SIZE={tensor}: can't share {number} {what} ({name}); {_divisors(number, 64)} fit."
-            )
-    if settings.sequence_parallel and tensor == 1:
-        raise RunError("SEQUENCE_PARALLEL=true: needs TENSOR_MP_SIZE of at least 2.")
-    if settings.sequence_parallel and size.sequence % tensor:
-        raise RunError(
-            f"SEQUENCE_PARALLEL=true: TENSOR_MP_SIZE={tensor} does not divide SEQ_LENGTH={size.sequence}."
-        )
+        fit = f"{_divisors(number, 64)} fit"
+        yield number % tensor, f"TENSOR_MP_SIZE={tensor}: can't share {number} {what} ({name}); {fit}"
+    split = settings.sequence_parallel
+    yield split and tensor == 1, "SEQUENCE_PARALLEL=true: needs TENSOR_MP_SIZE of at least 2"
+    over = f"SEQUENCE_PARALLEL=true: TENSOR_MP_SIZE={tensor} does not divide SEQ_LENGTH={size.sequence}"
+    yield split and size.sequence % tensor, over
 
 
-def _check_batch(settings: Settings) -> None:
-    each = settings.micro_batch_size * settings.dp_size
-    if settings.global_batch_size % each:
-        near = max(settings.global_batch_size // each, 1) * each
-        raise RunError(
-            f"GLOBAL_BATCH_SIZE={settings.global_batch_size}: must be a multiple of MICRO_BATCH_SIZE × "
-            f"DP_SIZE = {each}; {near} would fit."
-        )
+def _of_batch(settings: Settings) -> Mistakes:
+    each, batch = settings.micro_batch_size * settings.dp_size, settings.global_batch_size
+    yield (
+        batch % each,
+        f"GLOBAL_BATCH_SIZE={batch}: must be a multiple of MICRO_BATCH_SIZE × DP_SIZE = {each}; "
+        f"{max(batch // each, 1) * each} would fit",
+    )
     # An interleaved schedule hands out micro-batches in groups of one per stage.
     stages = settings.pipeline_mp_size
-    if settings.virtual_stages > 1 and settings.micro_batches % stages:
-        near = max(settings.micro_batches // stages, 1) * stages * each
-        raise RunError(
-            f"VIRTUAL_STAGES={settings.virtual_stages}: needs a multiple of PIPELINE_MP_SIZE={stages} "
-            f"micro-batches per data-parallel rank, not {settings.micro_batches}; "
-            f"GLOBAL_BATCH_SIZE={near} would fit."
-        )
+    chunks, count = settings.virtual_stages, settings.micro_batches
+    near = max(count // stages, 1) * stages * each
+    yield (
+        chunks > 1 and count % stages,
+        f"VIRTUAL_STAGES={chunks}: needs a multiple of PIPELINE_MP_SIZE={stages} micro-batches per "
+        f"data-parallel rank, not {count}; GLOBAL_BATCH_SIZE={near} would fit",
+    )
 
 
 def _divisors(number: int, most: int | None = None) -> str:

@@ -60,9 +60,7 @@ class SubmitConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
-    config = cli.parse(
-        SubmitConfig, words[:at], prog="_03_submit.sh", description=(__doc__ or "").splitlines()[0]
-    )
+    config = cli.parse(SubmitConfig, words[:at], prog="_03_submit.sh", description=__doc__)
     given = shlex.join(words[at + 1 :])
     if config.local and given:
         raise RunError("--local: options of sbatch have no effect without Slurm; leave them out.")
@@ -113,9 +111,7 @@ def resumed(job: str, given: Mapping[str, str]) -> dict[str, str]:
     run = runs.find((job,), conf.log_dir())
     values = runs.submitted(run)
     if not values:
-        raise RunError(
-            f"job {job}: its settings were not kept; submit it anew with LOAD set to its last checkpoint."
-        )
+        raise RunError(f"job {job}: its settings were not kept: submit it anew, with LOAD set.")
     for each in run.jobs:
         known = runs.state_of(run, each)
         if known.word in runs.ALIVE:
@@ -124,9 +120,7 @@ def resumed(job: str, given: Mapping[str, str]) -> dict[str, str]:
         values.pop("WORLD_SIZE", None)  # it follows from the number of nodes, which may be given
     values |= given
     if not values["SAVE"]:
-        raise RunError(
-            f"job {job} wrote no checkpoints, as SAVE was empty: there is nothing to continue from."
-        )
+        raise RunError(f"job {job} wrote no checkpoints, as SAVE was empty: there is nothing to continue.")
     folder, damaged = saved.newest_whole(Path(values["SAVE"]))
     for sentence in damaged:
         print(f"job {job}: {sentence}", file=sys.stderr)

@@ -205,7 +205,7 @@ def test_a_cost_file_comes_back_as_written(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"format": 9}, "costs of format 9: this program reads format 1"),
-        ({"models": {}}, "an entry is for model 'small', whose shape is not under 'models'"),
+        ({"models": {}}, "an entry is of model 'small', which isn't under 'models'"),
         ({"entries": [{**ENTRY, "forward": [1]}]}, "1 costs for 6 units"),
         ({"entries": [{**ENTRY, "tp": 0}]}, "entries[0].tp: expected `int` >= 1"),
         ({"entries": [{**ENTRY, "forward": [2e4] * 6}]}, "entries[0].forward[0]: expected `float` <= 10000"),

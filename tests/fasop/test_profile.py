@@ -148,8 +148,8 @@ def test_traces_without_times_or_of_another_converter_are_refused(
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("wider", "hidden is 64 in it, 128 in the model"),
-        ("longer", "seq is 32 in it, 64 in the model"),
+        ("wider", "its hidden is 64, the model's 128"),
+        ("longer", "its seq is 32, the model's 64"),
         ("deeper", "its layers multiply by 49152 weights, those of the model by 98304 on each of 1"),
         ("wordier", "1000 rows on each of 1 tensor-parallel ranks"),
         ("wide_heads", "those of the model by 65536"),

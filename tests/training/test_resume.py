@@ -91,7 +91,7 @@ def test_without_evaluation_the_last_model_is_the_best(make_trainer: Callable[..
 def test_resuming_what_does_not_fit_is_refused(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
     trainer = make_trainer("gpt2", "--max-steps", 2, "--save-steps", 1, "--skip-eval")
     trainer.train()
-    with pytest.raises(ValueError, match="--model-name is gpt2, but checkpoint .* is of tiny"):
+    with pytest.raises(ValueError, match="--model-name gpt2: checkpoint .* is of tiny"):
         make_trainer("gpt2", "--resume-from-checkpoint", "latest", "--model-name", "gpt2")
     with pytest.raises(CheckpointError, match="has weights only"):
         make_trainer("gpt2", "--resume-from-checkpoint", trainer.save_dir / "best_model")

@@ -30,23 +30,16 @@ class DataError(ValueError):
 class DataConfig:
     """What to train on, and how it is cut into samples."""
 
-    dataset: str = option(
-        "squad (hub cache or hub), sample (the small one in data/) or a SQuAD JSON file", "squad"
-    )
-    tokenizer: str | None = option(
-        "tokenizer.json or its folder (default: Docker image, hub cache, hub, data/tokenizers)", None
-    )
+    dataset: str = option("squad (hub cache or hub), sample (in data/) or a SQuAD JSON file", "squad")
+    tokenizer: str | None = option("tokenizer.json or its folder (default: the first one found)", None)
     max_seq_length: int | None = option(
         "longest sample in tokens (default: 1024 for GPT-2 and 512 for BERT on GPUs, 128 on CPUs)", None
     )
     padding: Literal["longest", "max"] = option(
-        "pad each batch to its longest sample, or all batches to --max-seq-length, so that every step has "
-        "the same shapes",
+        "pad to a batch's longest sample, or all to --max-seq-length: every step has the same shapes",
         "longest",
     )
-    require_dataset: bool = option(
-        "fail if --dataset squad is not available, instead of using the sample", False
-    )
+    require_dataset: bool = option("fail without --dataset squad, instead of using the sample", False)
     num_workers: int = option("data-loading processes per rank (0: load in the training process)", 2)
 
     def __post_init__(self) -> None:

@@ -103,9 +103,7 @@ def read_squad_json(path: Path) -> list[Example]:
     paragraphs = [paragraph for article in content.data for paragraph in article.paragraphs]
     if any(not paragraph.context.strip() for paragraph in paragraphs):
         raise DataError("has a paragraph whose context is blank")
-    examples = [
-        Example(each.question, paragraph.context) for paragraph in paragraphs for each in paragraph.qas
-    ]
+    examples = [Example(each.question, of.context) for of in paragraphs for each in of.qas]
     if not examples:
         raise DataError("has no question; give a SQuAD v1.1 or v2.0 JSON file")
     return examples

@@ -17,10 +17,7 @@ from chakra_et.files import write_json
 from utils.data.config import DataConfig
 from utils.data.tokenizers import MAX_LENGTH, Family
 
-AT_LEAST_1 = (
-    *("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps"),
-    "num_gpus",
-)
+AT_LEAST_1 = ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps", "num_gpus")
 AT_LEAST_0 = ("warmup_steps", "max_steps", "eval_steps", "save_steps", "weight_decay", "max_grad_norm")
 
 
@@ -30,7 +27,7 @@ def parse_config(config_class: type[TrainConfig], description: str | None) -> Tr
     with contextlib.ExitStack() as quiet:
         if os.environ.get("RANK", "0") != "0":
             quiet.enter_context(contextlib.redirect_stderr(quiet.enter_context(open(os.devnull, "w"))))
-        return cli.parse(config_class, prog=program, description=(description or "").partition("\n")[0])
+        return cli.parse(config_class, prog=program, description=description)
 
 
 @dataclass
@@ -54,9 +51,7 @@ class TrainConfig(TraceConfig, DataConfig):
     num_gpus: int | None = option("fail unless this many processes were launched (default: any number)", None)
     seed: int = option("seed of initial weights, data order, masks and dropout", 42)
     bf16: bool = option("compute in bfloat16 where that is safe (autocast)", False)
-    gradient_checkpointing: bool = option(
-        "compute activations again in the backward pass instead of keeping them", False
-    )
+    gradient_checkpointing: bool = option("compute activations again instead of keeping them", False)
     compile: bool = option("compile the model with torch.compile", False)
 
     logging_steps: int = option("log every N steps", 10)
@@ -64,9 +59,7 @@ class TrainConfig(TraceConfig, DataConfig):
     skip_eval: bool = option("never evaluate; best_model is then the final model", False)
     save_steps: int = option("save a checkpoint every N steps and at the end (0: best_model only)", 1000)
     save_dir: str = option("folder of the checkpoints", "checkpoints")
-    resume_from_checkpoint: str | None = option(
-        "resume from this checkpoint folder, or from the 'latest' one in --save-dir", None
-    )
+    resume_from_checkpoint: str | None = option("checkpoint folder, or 'latest' in --save-dir", None)
     report_to: Literal["tensorboard", "wandb", "none"] = option("where metrics go besides the log", "none")
     convert: bool = option("with --enable-tracing: convert the traces to .et files at the end", True)
     dist_timeout: float = option("end the run if a rank hangs for this many seconds", 600.0)
@@ -75,9 +68,7 @@ class TrainConfig(TraceConfig, DataConfig):
         TraceConfig.__post_init__(self)
         DataConfig.__post_init__(self)
         if self.model_name not in self.presets:
-            raise ValueError(
-                f"--model-name {self.model_name} is unknown; choose from {', '.join(self.presets)}"
-            )
+            raise ValueError(f"--model-name {self.model_name}: choose from {', '.join(self.presets)}")
         for least, names in ((1, AT_LEAST_1), (0, AT_LEAST_0)):
             for name in names:
                 value = getattr(self, name)
@@ -92,10 +83,8 @@ class TrainConfig(TraceConfig, DataConfig):
             raise ValueError(f"--dropout must be at least 0 and below 1, not {self.dropout}")
         context = MAX_LENGTH[self.family]
         if self.max_seq_length is not None and self.max_seq_length > context:
-            raise ValueError(
-                f"--max-seq-length {self.max_seq_length} exceeds the {context} tokens of "
-                f"{self.model_name}'s context"
-            )
+            given = f"--max-seq-length {self.max_seq_length}"
+            raise ValueError(f"{given} exceeds the {context} tokens of {self.model_name}'s context")
         if self.max_steps:
             self.check_trace_length(self.max_steps, "--max-steps")
         launched = int(os.environ.get("WORLD_SIZE", 1))

@@ -135,10 +135,8 @@ def publisher(
     try:
         run: Any = wandb.init(project="mosim-llms", name=name, dir=str(folder), config=values)
     except wandb.errors.Error as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"--report-to wandb: {reason}; log in with `wandb login`, or set WANDB_MODE=offline"
-        ) from None
+        reason = f"{str(error).splitlines()[0]}; log in with `wandb login`, or set WANDB_MODE=offline"
+        raise ValueError(f"--report-to wandb: {reason}") from None
 
     def finish(kind: type[BaseException] | None, *_: object) -> None:
         run.finish(exit_code=int(kind is not None))

@@ -60,9 +60,8 @@ class Trainer:
         self.save_dir = Path(config.save_dir)
         # Defaults that depend on the machine, so that the saved configuration is complete.
         if config.max_seq_length is None:
-            config.max_seq_length = (
-                MAX_LENGTH[config.family] if world.device.type == "cuda" else CPU_SEQ_LENGTH
-            )
+            on_gpu = world.device.type == "cuda"
+            config.max_seq_length = MAX_LENGTH[config.family] if on_gpu else CPU_SEQ_LENGTH
         if config.trace_name is None:
             config.trace_name = f"{config.family}_{world.size}gpu_trace"
         if world.is_main:
@@ -75,13 +74,10 @@ class Trainer:
             resumed = checkpoint.find_checkpoint(config.resume_from_checkpoint, self.save_dir)
             state = checkpoint.read_state(resumed)
             if (model := state["model_name"]) != config.model_name:
-                raise ValueError(
-                    f"--model-name is {config.model_name}, but checkpoint {resumed} is of {model}"
-                )
+                raise ValueError(f"--model-name {config.model_name}: checkpoint {resumed} is of {model}")
         torch.manual_seed(config.seed)
-        self.model = family.build(
-            config.presets[config.model_name], resumed, config.dropout, config.gradient_checkpointing
-        )
+        preset = config.presets[config.model_name]
+        self.model = family.build(preset, resumed, config.dropout, config.gradient_checkpointing)
         self.model.to(world.device)  # type: ignore[arg-type]
         self._build_data()
         samples, accumulation = len(self.training_set), config.gradient_accumulation_steps
@@ -115,12 +111,10 @@ class Trainer:
         if not first:
             # One process per node downloads; the others read its cache.
             self.watch.barrier("data loaded")
-        self.tokenizer, self.tokenizer_source = load_tokenizer(
-            config.family, config.model_name, config, self.model.config.vocab_size
-        )
-        self.training_set, self.validation_set = build_datasets(
-            config.family, self.tokenizer, config, config.seed
-        )
+        of_model = config.family, config.model_name, config, self.model.config.vocab_size
+        self.tokenizer, self.tokenizer_source = load_tokenizer(*of_model)
+        both = build_datasets(config.family, self.tokenizer, config, config.seed)
+        self.training_set, self.validation_set = both
         if first:
             self.watch.barrier("data loaded")
         if not self.world.agree(int(self.training_set.fingerprint[:12], 16)):
@@ -184,11 +178,12 @@ class Trainer:
                 self._save(metrics, stop)
                 stop = stop or self._after_step(metrics)
         if stop:
-            number = self.watch.signal or signal.SIGTERM
-            saved = (
-                "resume with --resume-from-checkpoint latest" if self.config.save_steps else "nothing saved"
+            number, resume = (
+                self.watch.signal or signal.SIGTERM,
+                "resume with --resume-from-checkpoint latest",
             )
             if self.world.is_main:
+                saved = resume if self.config.save_steps else "nothing saved"
                 name = signal.Signals(number).name
                 log.warning("stopped by %s after step %d of %d: %s", name, self.step, self.total_steps, saved)
             return 128 + number
