@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from chakra_et.files import read_json
 from chakra_et.yaml_file import read_yaml
 
 FILE = Path(__file__).with_name("gpus.json")
+_TABLE: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["gpus"]
 _NEEDED = ("vendor", "units", "clock", "watts", "cache", "memory", "kind", "peaks")
 _KNOWN = {"vendor": ("nvidia", "amd"), "kind": ("HBM", "GDDR")}
 _PRECISIONS = {"double": ("double",), "float": ("float",), "tf32": ("tf32", "float"), "8 bit": ("8 bit",)}
@@ -63,7 +63,7 @@ def gpu(name: str) -> Gpu:
         raise TraceError(
             f"GPU {name!r} is unknown: use one of {', '.join(names())}, or a file of a datasheet"
         )
-    return read(known[short], _table()[known[short]])
+    return read(known[short], _TABLE[known[short]])
 
 
 def datasheet(path: Path) -> Gpu:
@@ -97,17 +97,17 @@ def by_driver(text: str) -> str | None:
 
 def names() -> list[str]:
     """All GPUs of the table."""
-    return list(_table())
+    return list(_TABLE)
 
 
 def _called(name: str, text: str) -> re.Match[str] | None:
-    words = _table()[name].get("called") or re.sub(r"(?<=[A-Z])(?=\d)", r"\\s?", name)
+    words = _TABLE[name].get("called") or re.sub(r"(?<=[A-Z])(?=\d)", r"\\s?", name)
     return re.search(rf"(?<![A-Za-z0-9]){words}(?![A-Za-z0-9])", text)
 
 
 def entry(name: str) -> dict[str, Any]:
     """What ``gpus.json`` says of a GPU."""
-    return dict(_table()[name])
+    return dict(_TABLE[name])
 
 
 def read(name: str, entry: Mapping[str, Any]) -> Gpu:
@@ -128,9 +128,3 @@ def read(name: str, entry: Mapping[str, Any]) -> Gpu:
         int(entry.get("threads", 2048)),
         float(entry.get("near", "128 KB").removesuffix(" KB")) * 1e3,
     )
-
-
-@functools.cache
-def _table() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["gpus"]
-    return loaded

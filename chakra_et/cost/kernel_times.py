@@ -22,6 +22,7 @@ from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.grids import Nearby
 
 FILE = Path(__file__).with_name("kernel_times.json")
+_TABLE: dict[str, dict[str, dict[str, float]]] = json.loads(FILE.read_text(encoding="utf-8"))
 LIKE = 0.8
 """The part of a GPU's grids that holds for one that is like it."""
 
@@ -95,11 +96,11 @@ def calibrated(times: KernelTimes, kind: str, points: np.ndarray, micros: np.nda
 
 def kernel_times(gpu: Gpu) -> KernelTimes:
     """From what was measured of this GPU, of the one that it is like, or of others."""
-    loaded, known = _loaded(), grids.load()
-    parameters = dict(loaded.get(f"{gpu.vendor} {gpu.kind}", {}))
+    known = grids.load()
+    parameters = dict(_TABLE.get(f"{gpu.vendor} {gpu.kind}", {}))
     found: dict[str, grids.Grid] = {}
     for name, part in ((gpu.like, LIKE), (gpu.name, 1.0)):
-        parameters |= loaded.get(name, {})
+        parameters |= _TABLE.get(name, {})
         found |= {kind: known[f"{name} {kind}"].faded(part) for kind in MODELS if f"{name} {kind}" in known}
     parameters |= {kind: dict(values) for kind, values in gpu.measured.items() if kind in MODELS}
     near = {
@@ -107,9 +108,3 @@ def kernel_times(gpu: Gpu) -> KernelTimes:
         for kind, rows in gpu.measured.get("nearby", {}).items()
     }
     return KernelTimes(gpu, parameters, found, near)
-
-
-@functools.cache
-def _loaded() -> dict[str, dict[str, dict[str, float]]]:
-    loaded: dict[str, dict[str, dict[str, float]]] = json.loads(FILE.read_text(encoding="utf-8"))
-    return loaded

@@ -3,16 +3,13 @@
 Matrix products take what ``kernel_times`` says; so does attention that isn't PyTorch's own. Every other class
 is bound by one of: a latency, arithmetic, bytes over the bandwidth, or how many elements a streaming
 multiprocessor or compute unit ("unit") handles one by one, by the parameters of ``operator_times.json``.
-Matrices whose rows don't start at a multiple of 16 bytes are loaded and stored in smaller moves (NVIDIA,
-Matrix Multiplication Background User's Guide, 2023), and the number of these bounds such products.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from chakra_et.cost.kernel_times import KernelTimes, kernel_times
 from chakra_et.et import columns
 
 FILE = Path(__file__).with_name("operator_times.json")
+_TABLE: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 LIKE = {"nvidia": "H100", "amd": "MI300X"}
 """The GPUs to which the parameters were fitted; others of their vendors are taken to be like them."""
 _TIMES = ("launch", "more", "least", "keys")
@@ -48,16 +46,9 @@ it reads again from memory where the row isn't known."""
 _FEW_CHANNELS = 4
 _QUERIES, _KEYS = 128, 64
 """A block of flash attention has 128 queries and loops over 64 keys at a time."""
-_ALIGNED, _ODD_TILES, _AGAIN = 16, (32, 128), 256
-"""Bytes that one load moves at most; edges of cuBLAS's tiles where matrices aren't aligned to that; after how
-many rows or columns AMD's libraries load the other matrix again."""
-_ALONG, _ACROSS, _STORED = 8, 4, 9
-"""In how many lines of the L1 cache the 32 loads of a warp lie, or pairs of sectors its stores. Each thread
-loads 16 bytes, move by move (CUTLASS, PredicatedTileAccessIterator): threads side by side are 16 bytes apart,
-so 32 lie in 4 lines of 128 bytes. Along K, where a tile is 64 bytes long at a time, they lie in 8 rows. Two
-rows of 256 bytes that start anywhere are 18 sectors of 32 bytes, of which 2 are written per cycle."""
-_NARROW = 2
-"""Numbers of at most so many bytes, and TF32, are multiplied faster than they are moved one at a time."""
+_ALIGNED, _AGAIN = 16, 256
+"""Bytes that one load moves at most; after how many rows or columns AMD's libraries load the other matrix
+again."""
 _PER_THREAD = {"nvidia": 4, "amd": 8}
 """Elements per thread of PyTorch's kernels for tensors that aren't contiguous."""
 _LANES, _LINE = {"nvidia": 32, "amd": 64}, 32
@@ -267,9 +258,11 @@ class GpuModel:
         """Operations per second of a large product."""
         return 2e6 * _LARGE**3 / self._products((1, _LARGE, _LARGE, _LARGE), type_name)
 
-    def _products(self, product: tuple[int, int, int, int], type_name: str) -> float:
+    def _products(
+        self, product: tuple[int, int, int, int], type_name: str, layout: Sequence[int] = ()
+    ) -> float:
         kind = number(type_name)
-        point = [*product, SETS]
+        point = [*product, SETS, *layout]
         return float(self.kernels.micros("8 bit alone" if kind == "8 bit" else kind, [point])[0])
 
     def _fused_attention(self, work: OperatorCall) -> float:
@@ -313,40 +306,18 @@ class GpuModel:
         if work.product is None:
             least, rate = self.limits(work)
             return least + max(work.operations / rate * 1e6, self._stream(work.moved, 0.8))
-        batch, rows, columns, depth = work.product
-        moves = self._moves(work, batch, rows, columns, depth)
-        return max(self._products(work.product, work.type), moves) + self.of("matrix product", "launch")
-
-    def _moves(self, work: OperatorCall, batch: int, rows: int, columns: int, depth: int) -> float:
-        """µs to load and store the matrices whose rows aren't aligned, in moves of as many bytes as they are.
-        cuBLAS moves all three as it must the worst.
-        """
-        size, aligned = item_bytes(work.type), work.aligned
-        narrow = size <= _NARROW or work.type == "tf32"
-        if not narrow or work.kind == "convolution" or min(aligned) >= _ALIGNED:
-            return 0.0
-        if self.vendor == "nvidia":
-            lines = min(self._odd_tiles(work, batch, rows, columns, depth, edge) for edge in _ODD_TILES)
-            return lines * size / min(aligned) / self.of("matrix product", "moves")
-        elements = (
-            rows * depth * max(columns / _AGAIN, 1.0),
-            depth * columns * max(rows / _AGAIN, 1.0),
-            rows * columns,
-        )
-        moves = [count * size / by for count, by in zip(elements, aligned, strict=True) if by < _ALIGNED]
-        return self._each(batch * sum(moves), "matrix product.moves")
-
-    def _odd_tiles(
-        self, work: OperatorCall, batch: int, rows: int, columns: int, depth: int, edge: int
-    ) -> float:
-        """Lines that the busiest multiprocessor loads and stores, by square tiles of this edge, if each move
-        is one element. Two tiles share a multiprocessor: their registers fill it.
-        """
-        tiles = batch * math.ceil(rows / edge) * math.ceil(columns / edge)
-        together = 2 if tiles > self.gpu.units else 1
-        loads = depth * sum(_ALONG if along else _ACROSS for along in work.along)
-        each = edge * (loads + edge * _STORED) / _LANES["nvidia"]
-        return math.ceil(tiles / self.gpu.units / together) * together * each
+        size, aligned = item_bytes(work.type), min(work.aligned)
+        cores = number(work.type) not in ("float", "double")  # faster than single numbers are moved
+        odd = cores and aligned < _ALIGNED and work.kind != "convolution"
+        layout = (aligned, *work.along) if odd and self.vendor == "nvidia" else ()
+        taken = self._products(work.product, work.type, layout)
+        if odd and self.vendor == "amd":
+            batch, rows, columns, depth = work.product
+            again = max(columns / _AGAIN, 1.0), max(rows / _AGAIN, 1.0)
+            elements = rows * depth * again[0], depth * columns * again[1], rows * columns
+            moves = sum(n * size / by for n, by in zip(elements, work.aligned, strict=True) if by < _ALIGNED)
+            taken = max(taken, self._each(batch * moves, "matrix product.moves"))
+        return taken + self.of("matrix product", "launch")
 
 
 def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuModel:
@@ -359,7 +330,7 @@ def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuMo
 
 def errors() -> Mapping[str, float]:
     """One standard deviation of the logarithm of times on another vendor's GPU, by class."""
-    found: dict[str, float] = _table()["errors"]
+    found: dict[str, float] = _TABLE["errors"]
     return found
 
 
@@ -368,15 +339,9 @@ def _parameters(gpu: Gpu) -> dict[str, float]:
     like = LIKE[gpu.vendor]
     faster = gpu.clock / gpus.gpu(like).clock
     found = {}
-    for each, value in _table()[like].items():
+    for each, value in _TABLE[like].items():
         short = each.rpartition(".")[2]
         found[each] = value / faster if short in _TIMES else value * faster if short in _COUNTS else value
         if short == "memory" and gpu.kind == "GDDR":
             found[each] *= GDDR
     return found | dict(gpu.measured.get("operators", {}))
-
-
-@functools.cache
-def _table() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return loaded

@@ -3,10 +3,11 @@
 C[m, n] = A[m, k] · B[k, n] is cut into tiles, one of which a streaming multiprocessor ("unit") computes at a
 time; K may be split among several units, which adds a reduction. Of every tile and split that libraries have
 (``CONFIGURATIONS``) the fastest is taken. A wave of tiles is bound by arithmetic, by what a unit can load
-from the L2 cache, or by latencies (in cycles) along K; the whole by the bytes that come from memory, unless
-the operands are still in L2. Long products are bound by the power limit: clocks fall within a millisecond.
-Sources of the parts: NVIDIA, Matrix Multiplication Background User's Guide (tiles, waves); the rest was found
-in the tables to which ``benchmarks/cost_accuracy.py`` fits the parameters.
+from the L2 cache, by latencies (in cycles) along K, or by the number of its loads and stores where rows don't
+start at multiples of 16 bytes; the whole by the bytes that come from memory, unless the operands are still in
+L2. Long products are bound by the power limit: clocks fall within a millisecond.
+Sources of the parts: NVIDIA, Matrix Multiplication Background User's Guide (tiles, waves, alignment); the
+rest was found in the tables to which ``benchmarks/cost_accuracy.py`` fits the parameters, and in traces.
 """
 
 from __future__ import annotations
@@ -75,6 +76,17 @@ _WARM, _WARM_STEP = 0.9, 0.8
 _IN_LINES, _SQUARE = {"L40S": "rows", "H100": "short"}, 128
 """GPUs, and those like them, on which SGLang's and vLLM's products of 8 bits, with quantisation, go through
 their tiles in lines, along the rows of C or its short side, and the edge of these tiles."""
+_COPIES, _LANES = 4, 32
+"""Bytes of a move where rows start at multiples of as many but not of 16, at others 2: cuBLAS's kernels are
+named ``align8``, ``align2`` and ``align1`` for 16 bits, ``align4`` and ``align1`` for TF32, the same for all
+three matrices. Threads of a warp, which move together: each has 16 bytes of a tile, and takes them move by
+move (CUTLASS, PredicatedTileIterator)."""
+_COPIED, _ALONG_K, _ACROSS_K, _STORED = 10, 8, 4, 9
+"""Cycles for which a move of a warp occupies a unit. Copies past the registers (from 4 bytes on), along K as
+across: between one product of an H100's trace and the fastest of an A100's. Through registers, one for each
+line of 128 bytes: those of threads side by side are 16 bytes apart, along K in 8 rows of 64
+bytes. Two rows of 256 bytes that start anywhere are 18 sectors of 32 bytes, of which 2 are stored per cycle.
+"""
 _ROWS = 1024
 """Shapes that are computed at a time."""
 
@@ -99,8 +111,9 @@ def product_micros(
     """µs of products of a type of number (key of ``Gpu.peaks``), float[R].
 
     ``points[R, 5]``: batch, m, n, k, and how many sets of operands take turns in the cache (1: the same as
-    just before). With 8 bit, C has 16 bits, and A is quantised from 16 bits by a kernel before unless it is
-    ``quantised``.
+    just before); ``points[R, 8]``, where rows aren't aligned: also at which multiples of bytes they start,
+    and whether A and B lie along K. With 8 bit, C has 16 bits, and A is quantised from 16 bits by a kernel
+    before unless it is ``quantised``.
     """
     item = {"8 bit": 1.0, "16 bit": 2.0, "double": 8.0}.get(number, 4.0)
     parts = [points[at : at + _ROWS] for at in range(0, len(points), _ROWS)]
@@ -131,7 +144,7 @@ def moved(gpu: Gpu, parameters: Mapping[str, float], loaded: np.ndarray, found: 
 def _micros(
     gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray, number: str, item: float, lines: str
 ) -> np.ndarray:
-    batch, m, n, k, sets = (points[:, [at]] for at in range(5))
+    batch, m, n, k, sets, *layout = np.hsplit(points, points.shape[1])
     written = max(item, 2.0)
     high, wide, parts = CONFIGURATIONS
     simple = number in ("float", "double")
@@ -165,7 +178,11 @@ def _micros(
         loaded = np.maximum(loaded, _loaded_again(gpu, side, m * n, k))
     memory = moved(gpu, parameters, loaded, passed * found)
 
-    bound = (arithmetic**_NORM + moving**_NORM + waiting**_NORM + memory**_NORM) ** (1 / _NORM)
+    bounds = [arithmetic, moving, waiting, memory]
+    if layout:
+        turns = np.where(rounds > 1, rounds * together, waves)
+        bounds.append(turns * _narrow_moves(depth, item, *layout) / clock)
+    bound = sum(each**_NORM for each in bounds) ** (1 / _NORM)
     summed = parameters["split"] + 2 * 4 * parts * batch * m * n / (load * gpu.units)
     all_of = bound + (1 + (rounds - 1) * again) * parameters["fill"] / clock + np.where(parts > 1, summed, 0)
     if simple and gpu.vendor == "nvidia":
@@ -174,6 +191,18 @@ def _micros(
     heated = np.maximum(np.minimum(best, operations / (peak * burst)) - _COOL, 0)
     taken: np.ndarray = parameters["launch"] + best + (burst / hot - 1) * heated
     return taken
+
+
+def _narrow_moves(depth: np.ndarray, item: float, aligned: np.ndarray, *along: np.ndarray) -> np.ndarray:
+    """Cycles for which the moves of a tile occupy a unit; infinite for tiles that libraries don't have."""
+    high, wide, parts = CONFIGURATIONS
+    copied = aligned >= _COPIES
+    of_a, of_b = (np.where(copied, _COPIED, np.where(each > 0, _ALONG_K, _ACROSS_K)) for each in along)
+    moves = ((high * of_a + wide * of_b) * depth + high * wide * _STORED) / _LANES
+    square = (high == wide) & np.isin(high, (32, 128)) & (parts == 1)
+    fits = np.where(copied, np.minimum(high, wide) >= 64, square)
+    found: np.ndarray = np.where(fits, moves * item / np.where(copied, _COPIES, 2), np.inf)
+    return found
 
 
 def _loaded_again(gpu: Gpu, side: np.ndarray, made: np.ndarray, k: np.ndarray) -> np.ndarray:

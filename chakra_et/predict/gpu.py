@@ -69,6 +69,8 @@ _WHOLE = (CLASSES.index("attention"), CLASSES.index("convolution"))
 _COPY = CLASSES.index("memory copy")
 _MEMSET = re.compile(r"memset", re.I)
 _TF32 = re.compile(r"tf32|tensorop_s1688")
+_CUTLASS = re.compile(r"gemm_\w*_([nt])([nt])_align(\d+)")
+"""Of its matrices, which lie by columns, the first is our second."""
 _STRIDED = re.compile(r"(?<![a-z_])elementwise_kernel(_manual_unroll)?<")
 _STRAIGHT = re.compile(r"(vectorized|unrolled)_elementwise_kernel")
 _JOINED_TYPE = re.compile(r"CatArray\w+<(?:[^<>]*OpaqueType<(\d+)|(\w+(?:::\w+)?))")
@@ -258,6 +260,11 @@ def launched_operators(run: Run) -> Launchers:
             found = replace(found, operations=float(sums[0][at]), moved=float(sums[1][at]))
         if found.type == "float" and (tf32[at] or found.kind == "convolution"):
             found = replace(found, type="tf32")
+        match = _CUTLASS.search(run.names[run.name_of[nodes[k]]])
+        if match and found.kind == "matrix product":  # addresses aren't recorded, nor strides in some traces
+            by = int(match[3]) * item_bytes(found.type)
+            aligned = found.aligned if (by < 16) == (min(found.aligned) < 16) else (by,) * 3
+            found = replace(found, aligned=aligned, along=(match[2] == "n", match[1] == "t"))
         if strided[at] or straight[at]:  # strides may not be recorded
             found = replace(found, strided=bool(strided[at]))
         if found.joins:

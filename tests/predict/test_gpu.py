@@ -21,7 +21,7 @@ from chakra_et.simulate.run import Run, make_run
 from tests.shared import shared_path
 from tests.simulate.replay_traces import cpu, kernel, make_trace
 
-H100, MI300X = gpu_model("H100"), gpu_model("MI300X")
+A100, H100, MI300X = map(gpu_model, ("A100", "H100", "MI300X"))
 ADD = OperatorCall("elementwise", operations=2e7, moved=335e6, idle=True)
 PRODUCT = OperatorCall("matrix product", 2 * 4096**3, 3 * 2 * 4096**2, product=(1, 4096, 4096, 4096))
 
@@ -165,11 +165,34 @@ def test_odd_rows_that_lie_along_k_are_loaded_in_more_lines() -> None:
     round of two.
     """
     odd = OperatorCall("matrix product", 1, 1, product=(66, 256, 128, 4096), aligned=(2, 16, 16), idle=True)
-    across, along = (H100._moves(replace(odd, along=(False, each)), 66, 256, 128, 4096) for each in (0, 1))
-    assert along == pytest.approx(1.5 * across, rel=0.05)
-    times = [H100._moves(odd, batch, 128, 128, 4096) for batch in (132, 133, 264, 265)]
-    assert times[0] < times[1] == times[2] < times[3]
-    assert times[1] == pytest.approx(2 * times[0], rel=0.05)
+    across, along = (H100.micros(replace(odd, along=(each, each))) for each in (False, True))
+    assert 1.5 < along / across < 2
+    times = [H100.micros(replace(odd, product=(batch, 128, 128, 4096))) for batch in (265, 397, 529)]
+    assert times[0] == pytest.approx(times[1], rel=0.01) and times[2] > 1.4 * times[1]
+
+
+def test_copies_past_the_registers_take_as_long_in_both_directions() -> None:
+    """TF32 has kernels for rows at multiples of 16 and of 4 bytes, none for 8."""
+    odd = OperatorCall("matrix product", 1, 1, product=(1, 4096, 4096, 4096), type="tf32", idle=True)
+    times = [
+        A100.micros(replace(odd, aligned=(aligned,) * 3, along=(along, along)))
+        for aligned in (4, 8)
+        for along in (False, True)
+    ]
+    assert times == pytest.approx([times[0]] * 4)
+    assert times[0] > 1.3 * A100.micros(odd)
+
+
+def test_the_name_of_a_kernel_tells_how_its_matrices_lie() -> None:
+    """Strides may not be recorded, and addresses never are."""
+    name = "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_16x4_nt_align1>(Params)"
+    shapes = [[8192, 512], [512, 8192]]
+    run = run_of(
+        [cpu(1, 1, name="aten::mm"), kernel(2, 1251, (1,), kind="kernel", name=name, parent=1)],
+        {1: (shapes, "float")},
+    )
+    (work,) = launched_operators(run).work
+    assert (work.type, work.aligned, work.along) == ("tf32", (4, 4, 4), (False, False))
 
 
 def test_cat_of_one_large_tensor_has_half_of_an_nvidia_gpu() -> None:
