@@ -33,7 +33,7 @@ class Dimension:
 
     size: int
     bandwidth: float
-    latency_ns: float = 0.0
+    latency_ns: float
     kind: Kind = "Switch"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from chakra_et.convert.graph.launches import Scope, scope_of, waits_for_copy
+from chakra_et.convert.graph.launches import Scope, _last, scope_of, waits_for_copy
 from chakra_et.convert.graph.nodes import EdgeKind
 from tests.convert.test_causes import lengths
 from tests.generator.hand_made import Stages, annotation, call, event, kernel, op, sync
@@ -273,3 +274,8 @@ def test_a_stream_of_several_is_known_by_its_launch(tmp_path: Path) -> None:
 
 def test_a_recorded_gap_needs_no_device(tmp_path: Path) -> None:
     assert Stages(tmp_path, [op("a", 0, 5, 3), event("cpu_op", "b", 500, 5)]).causes.findings == {}
+
+
+def test_bounds_of_a_clock_leave_one_outlier_in_a_hundred_out() -> None:
+    shuffled = np.random.default_rng(0).permutation
+    assert [_last(shuffled(count)) for count in (1, 99, 100, 1000)] == [0, 98, 98, 989]

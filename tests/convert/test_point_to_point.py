@@ -13,6 +13,7 @@ from chakra_et.__main__ import main
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.et.node_attributes import texts
 from chakra_et.traces.sets import Pair
 from tests.generator.hand_made import annotation, call, kernel, op, write_kineto
 from tests.simulate.replay_traces import replay_device
@@ -67,6 +68,8 @@ def test_a_batch_is_its_send_and_its_receive(tmp_path: Path) -> None:
     assert rows(converted) == [(NodeType.COMM_SEND, 1, 2, 1024, 0), (NodeType.COMM_RECV, 0, 1, 1024, 0)]
     trace = converted.trace
     messages = np.flatnonzero(np.isin(trace.types, (NodeType.COMM_SEND, NodeType.COMM_RECV)))
+    names, kind = texts(trace, "kind")
+    assert {names[at] for at in kind[messages].tolist()} == {"p2p"}
     # Both run while the kernel does.
     assert trace.start_micros[messages].tolist() == [40, 40]
     assert trace.duration_micros[messages].tolist() == [100, 100]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.convert.together import joint_times
+from chakra_et.convert.together import _Communicator, _likeness, add_times, joint_times
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from tests.generator.hand_made import annotation, call, kernel, op, write_kineto
-from tests.simulate.replay_traces import collective, make_trace, replay_device
+from tests.simulate.replay_traces import collective, cpu, make_trace, replay_device
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 TRANSFER = 100.0
@@ -194,3 +195,24 @@ def test_the_report_of_the_run_and_the_commands_show_both(
     assert main(["replay", str(tmp_path / "run"), "--json"]) == 0
     [job] = json.loads(capsys.readouterr().out)["jobs"]
     assert [rank["busy_us"]["wait"] for rank in job["replays"]["device"]] == waits
+
+
+def test_communicators_are_alike_by_their_collectives_and_when_these_run() -> None:
+    start = np.arange(0, 1000, 100)
+    one = _Communicator(0, 7, "a", np.arange(10), start, start + 50)
+    assert _likeness(one, replace(one, rank=1)) == 1.0
+    # Of two hosts, whose clocks differ.
+    later = replace(one, rank=1, clock="b", start=start + 3333, end=start + 3383)
+    assert _likeness(one, later) == 1.0 and _likeness(one, replace(later, clock="a")) == 0.0
+    eight = np.where(np.arange(10) < 8, np.arange(10), 99)
+    nine = np.where(np.arange(10) < 9, np.arange(10), 99)
+    assert (_likeness(one, replace(one, kinds=eight)), _likeness(one, replace(one, kinds=nine))) == (0.0, 0.9)
+
+
+def test_who_comes_last_waits_for_nobody() -> None:
+    trace = make_trace(cpu(1, 5), *(collective(number, 50) for number in (2, 3, 4)))
+    assert add_times(trace, (7, 1, np.array([0, 20, -1])))
+    for name, expected in (("wait_micros", [-1, 0, 20, -1]), ("transfer_micros", [-1, 50, 30, -1])):
+        assert trace.column(name, -1).tolist() == expected
+    assert trace.metadata["clock_offset_ns"] == 7
+    assert not add_times(trace, (7, 1, np.array([0, 20, -1])))

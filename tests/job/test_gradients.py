@@ -28,14 +28,15 @@ from chakra_et.job.mesh import (
     described_groups,
     dp_ranks_of,
     forward_uses,
+    message_distances,
     parse_mesh,
     shape_of,
     stages_of,
 )
 from chakra_et.job.operators import ENGINE, GRADIENT, Operators, operators_of
 from chakra_et.job.operators import inside as rows_inside
-from chakra_et.transform.stages import Segment, one_f_one_b, segments_of
-from tests.simulate.replay_traces import collective, cpu, make_trace, recv
+from chakra_et.transform.stages import Segment, _of_embedding, one_f_one_b, segments_of
+from tests.simulate.replay_traces import collective, cpu, make_trace, recv, send
 
 
 def two_passes(record: int = 7) -> Operators:
@@ -221,3 +222,13 @@ def test_launches_are_those_of_the_last_pass_that_began() -> None:
         ]
     passes = sweeps_of(operators_of(make_trace(*nodes), "made"), None)
     assert [each.launches for each in passes] == [[(4, 3)], [(9, 8)]]
+
+
+def test_messages_and_embeddings_show_the_stages() -> None:
+    sends = (send(1, 1, 5, comm_src=2), send(2, 1, 0, comm_src=3), send(3, 1, 4), send(4, 1, 4, comm_src=4))
+    assert message_distances([make_trace(*sends), make_trace(cpu(1, 1))]) == {3}
+    about = ("EMBEDDING_GROUP", "position_embedding", "DATA_PARALLEL_GROUP", None)
+    nodes = [
+        collective(at, 1, **({"pg_description": text} if text else {})) for at, text in enumerate(about, 1)
+    ]
+    assert _of_embedding(make_trace(*nodes)).tolist() == [True, True, False, False]

@@ -364,3 +364,26 @@ def test_models_left_out_are_within_two_deviations() -> None:
     rows = [row for row in left_out(*read_all(public)) if row.share >= 0.02]
     assert len({row.model for row in rows}) >= 3
     assert [row for row in rows if abs(np.log1p(row.error)) > 2 * known[row.kind] + 0.01] == []
+
+
+def test_a_convolution_launches_a_kernel_for_each_pass() -> None:
+    later = replace(H100, parameters={**H100.parameters, "convolution.launch": 100.0}, seen={})
+    for passes in (1, 2, 4):
+        work = OperatorCall("convolution", 1e9, 1.0, product=(passes, 512, 64, 64), channels=64, idle=True)
+        more = later.micros(work) - H100.micros(work)
+        assert more == pytest.approx(passes * (100 - H100.of("convolution", "launch")))
+
+
+def test_rows_of_a_long_softmax_end_with_loads_of_single_elements() -> None:
+    without = replace(H100, parameters={**H100.parameters, "softmax_long.odd": 0.0}, seen={})
+    # Blocks of 512 threads load 4 elements each, and then one each.
+    for row, loads in ((8192, 4), (10_000, 4 + 4)):
+        more = H100.of("softmax_long", "odd") * (loads * 4 * 512 / row - 1)
+        again, other = (model._read_again("softmax_long", row, 4) for model in (H100, without))
+        assert again / other == pytest.approx(1 + more)
+
+
+def test_rows_are_normalized_by_elements_that_are_read_and_written() -> None:
+    slow = replace(H100, parameters={**H100.parameters, "normalization.elements": 1.0}, seen={})
+    work = OperatorCall("normalization", 1e6, 4e6, row=1024, idle=True)
+    assert slow.micros(work) == pytest.approx(1e6 / H100.gpu.units + H100.of("normalization", "launch"))

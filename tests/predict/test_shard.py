@@ -141,14 +141,14 @@ def unit(block: int, rows: tuple[int, int, int], shape: tuple[int, ...]) -> Unit
     return Unit(block, [gradient], *rows)
 
 
-def nodes(measured: bool = False) -> Nodes:
-    """A byte is copied in 1 µs, a call takes 100 µs and its launch 7; an all-gather takes 1,000 µs and an
-    all-reduce 2,000. ``measured``: by collectives of measure-network."""
+def nodes(measured: bool = False, call: float = 0.0) -> Nodes:
+    """A byte is copied in 1 µs, and a launch takes 7; an all-gather takes 1,000 µs and an all-reduce 2,000.
+    ``measured``: by collectives of measure-network. ``call``: what a call takes."""
     rate = SimpleNamespace(micros=lambda size, calls: float(size))
     taken = {CollectiveType.ALL_GATHER: 1000.0, CollectiveType.ALL_REDUCE: 2000.0}
     model = SimpleNamespace(was_measured=lambda kind, ranks: measured)
     times = SimpleNamespace(micros=lambda kind, size, ranks: taken[kind], model=model)
-    return Nodes(cast(Any, rate), 0.0, 7.0, cast(Any, times), 2, 5, 3)
+    return Nodes(cast(Any, rate), call, 7.0, cast(Any, times), 2, 5, 3)
 
 
 def test_the_work_of_a_step() -> None:
@@ -172,6 +172,13 @@ def test_the_work_of_a_step() -> None:
         ("FSDP::post_backward_reduce", 16.0), out,
     ]  # fmt: skip
     assert [node.collective for node in made if node.name == "gloo:all_reduce"] == [16, 16]
+    # 85 calls for a copy into a buffer, and 13 for its parameter; one for a copy out of it.
+    slow = nodes(call=1000.0).step(ShardedStep(None, [one, two], late=False))
+    more = {node.name: node.micros - of.micros for node, of in zip(slow, made, strict=True)}
+    assert {name: micros for name, micros in more.items() if micros} == {
+        "fsdp::all_gather_copy_in": 98_000, "fsdp::chunk_cat": 98_000, "fsdp::split_with_sizes_copy": 1000,
+        "FSDP::post_backward_reduce": 1000, "FSDP::backward_prefetch": 1000,
+    }  # fmt: skip
     # A measured all-gather has gloo's copies in it.
     again = nodes(measured=True).step(ShardedStep(None, [one, two], late=False))
     assert {node.micros for node in again if node.name == "gloo:all_gather"} == {1000}

@@ -9,6 +9,7 @@ import pytest
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.replays import longest_path
 from tests.simulate.replay_traces import (
     collective,
@@ -215,3 +216,11 @@ def test_a_long_chain_needs_no_recursion(replay):
     assert makespan_ns(replay(trace)) == int(
         np.maximum(trace.duration_micros.astype(np.int64) * 1000, least).sum()
     )
+
+
+def test_nodes_without_a_lane_are_in_none_of_the_others():
+    graph = build_graph(
+        [make_trace(cpu(1, 1, tid=1), send(2, 1, 0), cpu(3, 1, tid=2), send(4, 1, 0), cpu(5, 1, tid=1))], [0]
+    )
+    lane = graph.in_lanes.lane.tolist()
+    assert lane[0] == lane[4] and len(set(lane)) == 4

@@ -41,7 +41,9 @@ def rank(sizes: tuple[int, ...]) -> ExecutionTrace:
     for block in range(BLOCKS):
         for at, name in enumerate(("aten::norm", "aten::mm", "aten::gelu", "aten::add")):
             add(name, "forward", 0, seq_id=4 * block + at + 1)
-    add(f"{ENGINE}: Loss", "backward", 1, seq_id=4 * BLOCKS + 1)
+    behind = add("aten::loss", "forward", 0)
+    loss = add(f"{ENGINE}: Loss", "backward", 1, seq_id=4 * BLOCKS + 1)
+    nodes[loss - 1]["deps"] = (behind,)
     for block in reversed(range(BLOCKS)):
         for at in reversed(range(4)):
             add(f"{ENGINE}: B{at}", "backward", 1, seq_id=4 * block + at + 1)
@@ -115,6 +117,13 @@ def test_buckets_of_ddp_are_filled_anew_by_its_rule(layers: str, count: int) -> 
     assert "the buckets of 1 backward passes were refilled by DDP's rule" in notes
     around = [trace.names[row] for row in parents(trace)[trace.column("comm_type", -1) == 0].tolist()]
     assert around == ["c10d::allreduce_"] * count
+    launch = np.array(
+        [name == "c10d::allreduce_" for name in (trace.names[row] for row in range(len(trace)))]
+    )
+    assert {trace.names[row] for row in parents(trace)[launch].tolist()} == {f"{ENGINE}: {GRADIENT}"}
+    # The backward pass waits for the forward pass, on another thread.
+    edges, loss = edges_of(trace), int(np.flatnonzero(lane == 1)[0])
+    assert [trace.names[row] for row in edges.parent[edges.child == loss].tolist()] == ["aten::loss"]
 
 
 def test_buckets_by_no_rule_keep_their_number() -> None:
