@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import heapq
 
 import numpy as np
 
@@ -49,6 +50,22 @@ def nearest(known: np.ndarray, parent: np.ndarray) -> np.ndarray:
             break
         up = further
     return np.where(np.append(known, False)[up[:-1]], up[:-1], -1)
+
+
+def stacked(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """A place from 0 on for each of these spans so that none overlaps another, int64[K]: the lowest that is
+    free. The spans are in order of their starts."""
+    place = np.zeros(len(start), dtype=np.int64)
+    if (start[1:] >= np.maximum.accumulate(end)[:-1]).all():
+        return place
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    for at, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        place[at] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (finish, int(place[at])))
+    return place
 
 
 def medians(values: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ dependencies, as Chakra's feeder reads no others.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -144,18 +145,10 @@ def emit(
 
 def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
     letters = np.frombuffer(EDGE_LETTERS, dtype=np.uint8)[graph.edge_kind].tobytes()
-    table = {EDGE_LETTERS[kind : kind + 1]: kind for kind in range(len(EDGE_LETTERS))}
-    some = np.flatnonzero(np.diff(offsets))
-    first, last = offsets[some], offsets[some + 1]
-    index = graph.edge_kind[first].astype(np.int32)
-    two = np.flatnonzero(last == first + 2)
-    pairs, of = coded_pairs(graph.edge_kind[first[two]], graph.edge_kind[first[two] + 1])
-    codes = [table.setdefault(bytes([EDGE_LETTERS[a], EDGE_LETTERS[b]]), len(table)) for a, b in pairs]
-    index[two] = np.array(codes, dtype=np.int32)[of]
-    more = np.flatnonzero(last > first + 2)
-    spans = zip(first[more].tolist(), last[more].tolist(), strict=True)
-    index[more] = [table.setdefault(letters[a:b], len(table)) for a, b in spans]
-    return Strings(list(table), index)
+    table: dict[bytes, int] = {}
+    spans = (letters[a:b] for a, b in itertools.pairwise(offsets.tolist()) if a < b)
+    index = [table.setdefault(span, len(table)) for span in spans]
+    return Strings(list(table), np.array(index, dtype=np.int32))
 
 
 def _add_communication(nodes: np.ndarray, of_node: list[Communication], rank: int, add: Add) -> None:

@@ -32,9 +32,8 @@ from chakra_et.simulate.matching import match
 from chakra_et.simulate.time_by_kind import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
-from chakra_et.traces.device import DeviceTrace, operators_of
+from chakra_et.traces.device import operators_of
 from chakra_et.traces.device_format import Recording
-from chakra_et.traces.host import HostTrace
 from chakra_et.traces.records import MAX_BYTES
 from chakra_et.traces.sets import Manifest, Pair
 
@@ -86,22 +85,15 @@ def convert_pair(pair: Pair, options: PairOptions = PairOptions()) -> Converted:
 
 def add_report(trace: ExecutionTrace, report: RankReport) -> None:
     """Add the shares of the critical path to the report, and the report to the file's metadata."""
-    report.add_shares(shares(trace))
+    if (found := shares(trace)) is not None:
+        report.critical_path_us, report.busy_us = found.path, found.busy
     trace.metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
-
-
-def _load(pair: Pair, options: PairOptions) -> tuple[HostTrace, DeviceTrace]:
-    """Both traces; the operators of the device trace are in place of a host trace that there isn't."""
-    if pair.host is None:
-        device = device_trace.load(pair.device, options.max_bytes, operators=True)
-        return operators_of(device), device
-    device = device_trace.load(pair.device, options.max_bytes)
-    return host_trace.load(pair.host, options.max_bytes), device
 
 
 def _convert(pair: Pair, options: PairOptions) -> Converted:
     manifest = options.manifest
-    host, device = _load(pair, options)
+    device = device_trace.load(pair.device, options.max_bytes, operators=pair.host is None)
+    host = host_trace.load(pair.host, options.max_bytes) if pair.host else operators_of(device)
     recording = device.recording
     number, world_size = link.rank_and_world(pair.rank, manifest.world_size, options.ranks_here, host, device)
     cut = manifest.of_rank(number, "unfinished_step", int, -1)

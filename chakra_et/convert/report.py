@@ -64,11 +64,6 @@ class RankReport:
         path = self.critical_path_us
         return Shares(path, self.busy_us).overhead if path else None
 
-    def add_shares(self, found: Shares | None) -> None:
-        """Set ``critical_path_us`` and ``busy_us``."""
-        if found is not None:
-            self.critical_path_us, self.busy_us = found.path, found.busy
-
     def times_of(self, trace: ExecutionTrace) -> None:
         """Take ``steps_us`` from ``trace``, whose times have changed."""
         names, _, lasted = step_times(trace)

@@ -64,12 +64,13 @@ class RunOptions:
 class SetResult:
     """The result for one run.
 
-    ``scratch``: its files until all are done. ``ranks``: the result or error of each rank. ``problems``,
-    ``warnings``, ``notes``: of the run as a whole, one sentence each.
+    ``scratch``: its files until all are done. ``options``: of its ranks. ``ranks``: the result or error of
+    each. ``problems``, ``warnings``, ``notes``: of the run as a whole, one sentence each.
     """
 
     traces: TraceSet
     scratch: RunFiles
+    options: PairOptions
     ranks: dict[int, RankResult | TraceError] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -121,17 +122,16 @@ def convert_sets(
         for traces in sets:
             folder = stack.enter_context(files.scratch_folder(traces.folder / traces.name))
             scratch = RunFiles(folder, traces.name)
-            results.append(
-                SetResult(traces, scratch, problems=list(traces.problems), warnings=list(traces.warnings))
-            )
+            of_run = replace(options, manifest=traces.manifest, ranks_here=traces.ranks_here)
+            problems, warnings = list(traces.problems), list(traces.warnings)
+            results.append(SetResult(traces, scratch, of_run, problems=problems, warnings=warnings))
         work: list[tuple[SetResult, int, RankJob]] = []
         for result in results:
             traces = result.traces
-            of_run = _options(traces, options)
             for rank, pair in traces.pairs.items():
                 if run.ranks is None or run.ranks(rank):
                     folder = result.scratch.folder
-                    job = RankJob(pair, traces.et_file(rank), folder, of_run, run.engine, run.keep)
+                    job = RankJob(pair, traces.et_file(rank), folder, result.options, run.engine, run.keep)
                     work.append((result, rank, job))
             for rank, sentence in traces.incomplete.items():
                 if run.ranks is None or run.ranks(rank):
@@ -145,7 +145,7 @@ def convert_sets(
         left = Counter(result for result, _, _ in work)
         for result in results:
             if not left[result]:
-                _finish(result, options, run)
+                _finish(result, run)
         with contextlib.closing(outcomes):  # ends the workers also by an exception
             for number, outcome in outcomes:
                 result, rank, job = work[number]
@@ -160,15 +160,11 @@ def convert_sets(
                 progress()
                 left -= Counter([result])
                 if not left[result]:
-                    _finish(result, options, replace(run, workers=0 if left else run.workers))
+                    _finish(result, replace(run, workers=0 if left else run.workers))
     return results
 
 
-def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
-    return replace(options, manifest=traces.manifest, ranks_here=traces.ranks_here)
-
-
-def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
+def _finish(result: SetResult, run: RunOptions) -> None:
     """The run as a whole: the checks across ranks, the groups, and all files in their place."""
     traces, scratch, good = result.traces, result.scratch, result.good
     try:
@@ -183,7 +179,7 @@ def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
         if run.ranks is not None:
             record.begin(scratch.folder, traces)
             return
-        record.commit(scratch.folder, traces, world, _summary(result, options, run))
+        record.commit(scratch.folder, traces, world, _summary(result, run))
         if len(good) == len(traces.pairs):
             # Files of an earlier, larger run with this name, which simulators would take for this run's.
             for rank, path in traces.et_files():
@@ -224,7 +220,7 @@ def _check_and_add(result: SetResult, world: int, run: RunOptions) -> None:
     result.notes += write_skeletons(scratch, traces, run)
 
 
-def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[str, Any]:
+def _summary(result: SetResult, run: RunOptions) -> dict[str, Any]:
     """The report of the run, without the path of its folder."""
     folder = re.compile(rf"(?<![^\s'\"(]){re.escape(str(result.traces.folder))}{os.sep}")
 
@@ -234,7 +230,7 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
     return {
         "name": result.traces.name,
         "engine": run.engine,
-        "options": options_text(_options(result.traces, options)),
+        "options": options_text(result.options),
         "problems": short(result.problems),
         "notes": short(result.warnings + result.notes),
         "device_traces": {

@@ -6,8 +6,6 @@ without allocations and frees have none of them.
 
 from __future__ import annotations
 
-import re
-
 from chakra_et.et.columns import ExecutionTrace
 
 ALLOCATED = "allocated_bytes"
@@ -20,7 +18,6 @@ ALLOCATIONS, FREES = "allocations", "frees"
 """How many there were in the node."""
 ALLOCATED_IN, FREED_IN = "allocated_bytes_in_node", "freed_bytes_in_node"
 FIELDS = (ALLOCATED, PEAK, RESERVED, ALLOCATIONS, FREES, ALLOCATED_IN, FREED_IN)
-_NAME = rf"(?P<device>[a-z]+[0-9_]*)_({'|'.join(FIELDS)})"
 
 
 def attribute(device: str, field: str) -> str:
@@ -30,7 +27,7 @@ def attribute(device: str, field: str) -> str:
 
 def is_memory(name: str) -> bool:
     """Whether this is the name of such an attribute."""
-    return re.fullmatch(_NAME, name) is not None
+    return name.endswith(tuple(f"_{field}" for field in FIELDS))
 
 
 def devices(trace: ExecutionTrace) -> list[str]:

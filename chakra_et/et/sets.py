@@ -119,19 +119,17 @@ def find_rank_sets(
             known = group.files.setdefault(rank, path)
             if known != path:
                 raise TraceError(f"{known} and {path} are both rank {rank} of {key}: give only one of them")
-    found = [group for group in sets.values() if not _is_copy(group, sets.get(group.name))]
-    for group in found:
+    found = []
+    for group in sets.values():
+        first = sets[group.name].files.get(0) if group.name in sets else None
+        if group.alone and first is not None and filecmp.cmp(group.title, first, shallow=False):
+            continue  # NAME.et beside NAME.0.et
+        found.append(group)
         group.files = dict(sorted(group.files.items()))
         group.world, group.notes = record.check(group.run, group.files, allow_missing, group.alone)
         if group.run.groups_file.is_file():
             group.groups = read_comm_groups(group.run.groups_file)
     return found
-
-
-def _is_copy(group: RankSet, run: RankSet | None) -> bool:
-    """Whether this is NAME.et with the bytes of NAME.0.et, which is also there."""
-    first = run.files.get(0) if run else None
-    return group.alone and first is not None and filecmp.cmp(group.title, first, shallow=False)
 
 
 def read_set(name: str, allow_missing: bool = False) -> RankSet:

@@ -25,7 +25,7 @@ from chakra_et.et.rearrange import take_rows
 from chakra_et.simulate.joint import Lanes
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.simulate.time_by_kind import KINDS
-from chakra_et.stragglers.stretches import find_stretches
+from chakra_et.stragglers.recorded import find_stretches
 
 VERSION = 1
 ATTRIBUTES = (

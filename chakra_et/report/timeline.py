@@ -5,7 +5,6 @@ A row is a thread, stream or communicator of a rank.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from chakra_et.arrays import stacked
 from chakra_et.et import memory as names
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import EDGE_NAMES
@@ -66,7 +66,7 @@ def lay_out(run: ReportRun, stacks: Stacks = NO_STACKS) -> tuple[list[Row], np.n
             kind, label = labels[each]
             at = np.flatnonzero(lane == each)
             at = at[np.lexsort((end[at], start[at]))]
-            place = stacked(start[at], end[at])
+            place = np.minimum(stacked(start[at], end[at] - ROUNDING_NS), MOST_ROWS - 1)
             of_row[at] = len(rows) + place
             further = [f"{label} ({more + 2})" for more in range(int(place.max()))]
             rows += [Row(rank, kind, label) for label in (label, *further)]
@@ -117,29 +117,6 @@ def _named_lanes(trace: ExecutionTrace) -> list[tuple[str, str]]:
         return []
     prefix = {True: "thread ", False: ""}
     return [(of.kind, prefix[of.kind == "cpu" and of.label.isdigit()] + of.label) for of in lanes]
-
-
-def stacked(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """A place, 0 to ``MOST_ROWS`` - 1, for each of these spans so that none overlaps another, int64[K].
-
-    The spans are in order of their starts; the lowest free place is taken, the last one where none is free.
-    """
-    place = np.zeros(len(start), dtype=np.int64)
-    if (start[1:] >= np.maximum.accumulate(end)[:-1] - ROUNDING_NS).all():
-        return place
-    free: list[int] = []
-    busy: list[tuple[int, int]] = []
-    used = 0
-    for at, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        while busy and busy[0][0] - ROUNDING_NS <= begin:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        if free:
-            place[at] = heapq.heappop(free)
-        else:
-            place[at] = min(used, MOST_ROWS - 1)
-            used = min(used + 1, MOST_ROWS)
-        heapq.heappush(busy, (finish, int(place[at])))
-    return place
 
 
 @dataclass(frozen=True)

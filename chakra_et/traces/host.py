@@ -7,6 +7,7 @@ There are two layouts: schema 1.0.x has all fields on the node, later ones have 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ class _Columns(Taker):
     """Collects columns piece by piece."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, list[np.ndarray]] = {}
+        self.numbers = defaultdict[str, list[np.ndarray]](list)
         self.names: dict[str, int] = {}
         self.schemas: dict[str, int] = {}
         self.inputs: list[Cells] = []
@@ -157,10 +158,10 @@ class _Columns(Taker):
         if not nodes:
             return
         flat = isinstance(nodes[0], FlatNode)
-        self._add("name", indices(each("name", nodes), self.names))
+        self.numbers["name"].append(indices(each("name", nodes), self.names))
         if flat:
             for column in NUMERIC:
-                self._add(column, as_column(each(column, nodes)))
+                self.numbers[column].append(as_column(each(column, nodes)))
             schema = indices(each("op_schema", nodes), self.schemas)
             nodes_in = [Values(n.inputs, n.input_shapes, n.input_types) for n in nodes]
             nodes_out = [Values(n.outputs, n.output_shapes, n.output_types) for n in nodes]
@@ -172,7 +173,7 @@ class _Columns(Taker):
         shapes = self._take_values("inputs", self.inputs, nodes_in)
         self._take_strides(shapes, nodes_in)
         self._take_values("outputs", self.outputs, nodes_out)
-        self._add("op_schema", schema)
+        self.numbers["op_schema"].append(schema)
         self.rows += len(nodes)
 
     def leave_out(self, record: bytes) -> None:
@@ -195,7 +196,7 @@ class _Columns(Taker):
                     self.findings.add("unknown-attribute", detail=name)
         op_schema = indices(columns.pop("op_schema"), self.schemas)
         for number, values in columns.items():
-            self._add(number, as_column(values))
+            self.numbers[number].append(as_column(values))
         return op_schema
 
     def _take_values(self, side: str, values: list[Cells], sources: list[Values]) -> list[bytes]:
@@ -203,7 +204,7 @@ class _Columns(Taker):
         values.append(wire.byte_strings(each("values", sources)))
         shapes, types = (copies(each(name, sources)) for name in ("shapes", "types"))
         for name, texts in (("shapes", shapes), ("types", types)):
-            self._add(f"{side} {name}", indices(texts, self.texts_known, bytes))
+            self.numbers[f"{side} {name}"].append(indices(texts, self.texts_known, bytes))
         return shapes
 
     def _take_strides(self, shapes: list[bytes], sources: list[Values]) -> None:
@@ -211,9 +212,6 @@ class _Columns(Taker):
         strides = copies(each("strides", sources))
         for at in strided(shapes, strides):
             self.strides[self.rows + at] = strides[at].decode("utf-8", "replace")
-
-    def _add(self, name: str, column: np.ndarray) -> None:
-        self.numbers.setdefault(name, []).append(column)
 
 
 def load(path: str | Path, max_bytes: int = MAX_BYTES) -> HostTrace:

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from chakra_et.arrays import coded, coded_pairs, nearest
+from chakra_et.arrays import coded, nearest
 from chakra_et.convert.graph.communication_arguments import RECEIVES, SENDS
 from chakra_et.convert.graph.link import operators_and_annotations
 from chakra_et.convert.graph.linked import LinkedRank
@@ -146,28 +146,10 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> tuple[np.ndarray, np.ndar
     moved = np.where(copies, np.maximum(device.bytes, 0), 0).astype(np.int64)
     kernels = np.flatnonzero((device.category == KERNEL) & ~rank.communication_rows.gpu & (parent >= 0))
     operators, of = coded(parent[kernels])
-    # Calls of one name with the same shapes are looked up once.
-    host, names = rank.host, device.names
-    row, name = rank.link.host_row[operators], device.name[operators]
-    by_shape = np.zeros(len(names), dtype=bool)
-    by_shape[[code for code in np.unique(name).tolist() if rule_of(names[code]) not in WITH_VALUES]] = True
-    alike = by_shape[name] & (row >= 0) & (device.category[operators] == CPU_OP)
-    texts = (*host.inputs[1:], *host.outputs[1:])
-    _, call = coded_pairs(alike.astype(np.int8), name)
-    for column in texts:
-        _, call = coded_pairs(call, column.starts[row])  # equal texts are stored once
-    _, first = np.unique(call, return_index=True)
-    of_call = np.full((len(first), 2), -1, dtype=np.int64)
-    for number, at in enumerate(first.tolist()):
-        shapes = (column[row[at]] for column in texts)
-        # Without a result of its own, it has that of an operator around it, which may be another.
-        if alike[at] and operator_work(names[name[at]], b"[]", *shapes) is not None:
-            of_call[number] = work_of(rank, parent, int(operators[at])) or (0, 0)
-    works: np.ndarray = of_call[call]
     causal = np.zeros(len(operators), dtype=bool)
     causal[of[named(device, CAUSAL_KERNEL.search)[kernels]]] = True
-    for at in np.flatnonzero((works[:, 0] < 0) | causal).tolist():
-        works[at] = work_of(rank, parent, int(operators[at]), bool(causal[at])) or (0, 0)
+    calls = zip(operators.tolist(), causal.tolist(), strict=True)
+    works = np.array([work_of(rank, parent, *call) or (0, 0) for call in calls], np.int64).reshape(-1, 2)
     length = (device.end - device.start)[kernels]
     operations[kernels], moved[kernels] = divided(works, of, length)
     return operations, moved

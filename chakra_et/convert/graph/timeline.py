@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, rows_by_value
+from chakra_et.arrays import coded_pairs, rows_by_value, stacked
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL, SYNC
@@ -140,8 +140,9 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     streams, index = coded_pairs(device.device[gpu], device.stream[gpu])
     for stream, rows in rows_by_value(index).items():
         d, s = streams[stream]
-        for number, part in enumerate(_without_overlap(gpu[rows], device)):
-            lane[part] = len(lanes)
+        own = gpu[rows]
+        for number, part in rows_by_value(stacked(start[own], end[own])).items():
+            lane[own[part]] = len(lanes)
             label = f"gpu {d} stream {s}" + (f" overlap {number}" if number else "")
             lanes.append(Lane("gpu", label, device=d, stream=s))
     self_time = SelfTime(*np.concatenate(parts, axis=1))
@@ -187,20 +188,3 @@ def _nest(
     keep = since < till
     keep[1:] |= begins[:-1]  # keep the first segment of each event
     return np.stack([np.full(len(since), lane), since, till, owner])[:, keep]
-
-
-def _without_overlap(rows: np.ndarray, device: DeviceTrace) -> list[np.ndarray]:
-    """The rows in parts whose work does not overlap; each has as much as fits of what the others left."""
-    parts = []
-    never = np.iinfo(np.int64).min
-    while len(rows):
-        start, end = device.start[rows], device.end[rows]
-        fits = start >= np.maximum.accumulate(np.append(never, end[:-1]))
-        if not fits.all():
-            free_at = never
-            for at in range(len(rows)):
-                fits[at] = start[at] >= free_at
-                free_at = end[at] if fits[at] else free_at
-        parts.append(rows[fits])
-        rows = rows[~fits]
-    return parts
