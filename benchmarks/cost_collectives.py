@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
-from benchmarks.cost_accuracy import UNLIKELY, by_name
+from benchmarks.cost_accuracy import UNLIKELY
+from benchmarks.cost_tables import by_name
 from chakra_et import cli
 from chakra_et.cost import nccl, networks
 from chakra_et.errors import TraceError

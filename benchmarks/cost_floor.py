@@ -19,9 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.cost_accuracy import MODELS, Options, Table, fitted, read_float, read_products
+from benchmarks.cost_accuracy import Options, fitted
+from benchmarks.cost_tables import Table, read_float, read_products
 from benchmarks.smoothing import PRODUCT, smooth
 from chakra_et import cli
+from chakra_et.cost.kernel_times import MODELS
 
 
 def scatter(points: np.ndarray, logs: np.ndarray) -> list[float]:

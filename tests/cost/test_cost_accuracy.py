@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cost_accuracy import Options, by_name, judge, other_rows, read_products
+from benchmarks.cost_accuracy import Options, judge, other_rows
 from benchmarks.cost_picture import draw
+from benchmarks.cost_tables import by_name, read_products
 from chakra_et.cost.gpus import gpu
 from chakra_et.cost.kernel_times import kernel_times
 from chakra_et.errors import TraceError

@@ -1,0 +1,134 @@
+"""The tables of ../shared/data/truth (its README.md names their sources) as shapes and times of kernels."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chakra_et.cost import gpus
+from chakra_et.cost.attention import INTO_CACHE
+from chakra_et.cost.gpus import Gpu
+from chakra_et.errors import TraceError
+
+_SETS = 6
+"""Sets of operands that take turns in the measured products."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured kernels of a kind on one GPU: ``points[R, D]`` of its model, ``micros[R]``."""
+
+    gpu: Gpu
+    points: np.ndarray
+    micros: np.ndarray
+
+    def where(self, chosen: np.ndarray) -> Table:
+        return Table(self.gpu, self.points[chosen], self.micros[chosen])
+
+    def some(self, count: int, seed: int = 0) -> Table:
+        """So many rows, drawn by chance."""
+        if len(self.micros) <= count:
+            return self
+        return self.where(np.sort(np.random.default_rng(seed).choice(len(self.micros), count, replace=False)))
+
+
+def by_name(text: str) -> Gpu | None:
+    """The GPU that a table means."""
+    spaced = re.sub(r"[_\s]+", " ", text)
+    name = gpus.by_driver(spaced) or gpus.by_driver(re.sub(r"[ -](?=\d)", "", spaced).upper())
+    return gpus.gpu(name) if name else None
+
+
+def read(folder: Path, name: str, columns: Sequence[str]) -> Any:
+    """The measured rows of a parquet file, a frame. Raises ``TraceError``."""
+    import pandas
+
+    path = folder / name
+    try:
+        rows = pandas.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: can't be read as parquet: {error}") from None
+    missing = [column for column in (*columns, "latency_us") if column not in rows]
+    if missing:
+        raise TraceError(f"{path}: lacks the columns {', '.join(missing)}")
+    rows = rows[rows.latency_us > 0]
+    if not len(rows):
+        raise TraceError(f"{path}: has no row with latency_us above 0")
+    return rows
+
+
+@functools.cache
+def _say(text: str) -> None:
+    """On the standard error, once."""
+    print(text, file=sys.stderr)
+
+
+def by_gpu(rows: Any, columns: Sequence[str]) -> Iterator[tuple[Gpu, str, Any]]:
+    """GPU, a second name and rows; on the standard error, what each name was taken for."""
+    for (name, other), each in rows.groupby(list(columns), observed=True):
+        gpu = by_name(str(name))
+        if gpu is None:
+            print(f"{name} is no GPU of gpus.json: {len(each)} rows are left out", file=sys.stderr)
+            continue
+        if gpu.name != name:
+            _say(f"{name} is taken for {gpu.name}")
+        yield gpu, str(other), each
+
+
+def read_products(folder: Path, dtype: str) -> dict[str, Table]:
+    """By name of the GPU and framework, all products of a type of number."""
+    rows = read(folder, "gemm.parquet", ("gpu", "framework", "dtype", "m", "n", "k"))
+    found = {}
+    for gpu, framework, each in by_gpu(rows[rows.dtype == dtype], ("gpu", "framework")):
+        sizes = each[["m", "n", "k"]].to_numpy(float)
+        ones = np.ones((len(sizes), 1))
+        points = np.hstack([ones, sizes, _SETS * ones])
+        found[f"{gpu.name} {framework}"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    return found
+
+
+def read_attention(folder: Path) -> dict[str, Table]:
+    """By name of the GPU and framework, the fastest of its kernels for each shape."""
+    shape = ["batch", "heads", "kv_heads", "isl", "head_dim"]
+    found = {}
+    rows = read(folder, "attention.parquet", ("gpu", "framework", *shape))
+    for gpu, framework, each in by_gpu(rows, ("gpu", "framework")):
+        each = each.sort_values("latency_us").drop_duplicates(shape)
+        batch, heads, shared, tokens, size = each[shape].to_numpy(float).T
+        ones = np.ones(len(each))
+        points = np.stack([batch, heads, shared, tokens, tokens, size, ones, INTO_CACHE * ones], axis=1)
+        found[f"{gpu.name} {framework}"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    return found
+
+
+def read_float(folder: Path) -> dict[str, Table]:
+    """By device, NeuSight's products without tensor cores, of the same operands as just before."""
+    sizes = ["batch", "m", "n", "k"]
+    rows = read(folder, "neusight_kernels.parquet", ("device", "table", *sizes))
+    rows = rows[rows.table.isin(["linear", "bmm"])].assign(library="PyTorch")
+    found = {}
+    for gpu, library, each in by_gpu(rows, ("device", "library")):
+        points = np.hstack([each[sizes].fillna(1).to_numpy(float), np.ones((len(each), 1))])
+        found[f"{gpu.name} {library}"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    return found
+
+
+READERS = {
+    "16 bit": lambda folder: read_products(folder, "bfloat16"),
+    "8 bit": lambda folder: read_products(folder, "fp8"),
+    "float": read_float,
+    "attention": read_attention,
+}
+FILES = {
+    "16 bit": "gemm.parquet",
+    "8 bit": "gemm.parquet",
+    "float": "neusight_kernels.parquet",
+    "attention": "attention.parquet",
+}
