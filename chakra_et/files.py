@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+import msgspec
+
 from chakra_et.errors import TraceError
 
 try:
@@ -102,10 +104,10 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
         return file.read()
 
 
-def read_json(path: str | Path) -> Any:
-    """The value in a JSON file. Raises ``OSError``, and ``ValueError`` for other content."""
+def read_json(path: str | Path, kind: Any = Any) -> Any:
+    """The value in a JSON file, of type ``kind``. Raises ``OSError``, and ``ValueError`` for others."""
     try:
-        return json.loads(read_bytes(path))
+        return msgspec.convert(json.loads(read_bytes(path)), kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
@@ -143,14 +145,10 @@ def read_set(name: str, allow_missing: bool = False) -> RankSet:
             where = found.run.groups_file
             raise TraceError(f"{where}: group {group[:40]!r} isn't a number from 1 on: convert again")
     path = found.run.manifest_file
-    manifest: Any = {}
-    if path.is_file():
-        try:
-            manifest = read_json(path)
-        except (OSError, ValueError, RecursionError) as error:
-            raise TraceError(f"{path}: {reason(error)}: correct it, or remove it") from None
-        if not isinstance(manifest, dict):
-            raise TraceError(f"{path}: isn't a manifest: correct it, or remove it")
+    try:
+        manifest = read_json(path, dict[str, Any]) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: {reason(error)}: correct it, or remove it") from None
     members = (rank + 1 for ranks in found.groups.values() for rank in ranks)
     recorded = manifest.get("world_size")
     found.world = max(found.world, *found.files, recorded if type(recorded) is int else 0, *members)
@@ -181,15 +179,6 @@ def _files_of_run(name: str, skeletons: Skeletons) -> list[Path]:
 def read_comm_groups(path: Path) -> Groups:
     """Read a comm-group file, a JSON object of group id → ranks. Raises ``TraceError`` for anything else."""
     try:
-        groups: Groups = read_json(path)
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json(path, dict[str, Annotated[list[int], msgspec.Meta(min_length=1)]])
+    except (OSError, ValueError) as error:
         raise TraceError(f"{path}: {reason(error)}: correct it or convert the traces again") from error
-    whole = isinstance(groups, dict) and all(
-        isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)
-        for ranks in groups.values()
-    )
-    if not whole:
-        raise TraceError(
-            f"{path}: must be a JSON object of group id → list of ranks: correct it or convert again"
-        )
-    return groups

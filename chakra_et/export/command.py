@@ -53,7 +53,8 @@ class ExportConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = cli.parse(ExportConfig, argv, description="Write a run in a format of other tools.")
-    return cli.run(lambda: export(config), TraceError)
+    export(config)
+    return 0
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], int | None]) -> int | None:

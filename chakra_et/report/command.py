@@ -19,7 +19,6 @@ from typing import Any
 from chakra_et import cli
 from chakra_et.convert.inputs import device_traces, files_of, find_run
 from chakra_et.diagnose.verdict import diagnose
-from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.files import path_of
 from chakra_et.names import SKELETON, RunFiles, run_at
@@ -50,7 +49,8 @@ class ReportConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = cli.parse(ReportConfig, argv, description="Write one HTML page about a run.")
-    return cli.run(lambda: write_report(config), TraceError)
+    write_report(config)
+    return 0
 
 
 def write_report(config: ReportConfig) -> None:

@@ -24,7 +24,6 @@ import numpy as np
 from chakra_et import cli
 from chakra_et.convert.inputs import find_run
 from chakra_et.diagnose.verdict import diagnose
-from chakra_et.errors import TraceError
 from chakra_et.report.content import facts, lacks, step_ns, with_names
 from chakra_et.report.page import MADE_BY, PackedColumns, write_page
 from chakra_et.report.run import PHASES, ReportRun, load
@@ -65,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         CompareConfig, argv, description="Compare runs: step times, breakdown, operators, modules."
     )
-    return cli.run(lambda: compare(config), TraceError)
+    compare(config)
+    return 0
 
 
 def compare(config: CompareConfig) -> None:

@@ -169,10 +169,7 @@ def _json(path: Path, lacks: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = read_json(path)
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-        return found
+        return read_json(path, dict[str, Any])
     except (OSError, ValueError) as error:
         lacks.append(f"{path.name} can't be read: {error}")
         return {}

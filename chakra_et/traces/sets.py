@@ -217,10 +217,7 @@ def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], probl
             traces.incomplete[rank] = f"{path}: rank {rank} has no {missing} trace beside it."
     path = traces.manifest_file
     try:
-        manifest = read_json(path) if path.is_file() else {}
-        if not isinstance(manifest, dict):
-            raise ValueError("no JSON object")
-        traces.manifest = Manifest(manifest)
+        traces.manifest = Manifest(read_json(path, dict[str, Any]) if path.is_file() else {})
     except (OSError, ValueError) as error:
         why = f"not a readable manifest ({error})"
         traces.problems.append(f"{path}: {why}; remove it to convert without it.")

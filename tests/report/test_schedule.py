@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
 from tests.report.made_run import HOSTILE
 from tests.report.page_data import page_data
@@ -32,11 +30,3 @@ def test_spans_stand_in_the_rows_of_their_lanes_at_their_times(tmp_path: Path) -
     assert (columns["length"] * timeline["unit_ns"] / 1e9).tolist() == [1, 3, 2, 1]
     assert content["steps"][:2] == [[0, "x", 0, 2_000_000_000], [0, "y", 2_000_000_000, 4_000_000_000]]
     assert "<img" not in path.read_text() and HOSTILE in timeline["names"]
-
-
-@pytest.mark.parametrize(
-    "span", [Span(1, 0, 1, "work"), Span(0, 0, 1, "rest"), Span(0, 0, 1, "work", strip=1)]
-)
-def test_a_span_that_fits_nowhere_is_refused(span: Span) -> None:
-    with pytest.raises(ValueError, match="in this picture"):
-        schedule_page("steps", [Picture("step", [("a", "")], [span], KINDS)])

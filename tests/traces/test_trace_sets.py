@@ -59,7 +59,11 @@ def test_missing_and_empty_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[1]", "no JSON object"), ("{", "not a readable manifest"), ("[" * 100_000, "not a readable manifest")],
+    [
+        ("[1]", "Expected `object`, got `array`"),
+        ("{", "not a readable manifest"),
+        ("[" * 100_000, "not a readable manifest"),
+    ],
 )
 def test_invalid_manifest_is_reported(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "a_manifest.json").write_text(text)
