@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TypeVar
-
-Item = TypeVar("Item")
 
 
 def printable(text: str) -> str:

@@ -131,10 +131,9 @@ def _module_passes(operators: Operators) -> list[Pass]:
     if not table:
         return []
     forward = [[row for row in rows if operators.phase[row] == "forward"] for rows in operators.tops.values()]
-    family = _family(table, Counter(int(index[row]) for rows in forward for row in rows))
-    if not family:
+    of_path = _family(table, Counter(int(index[row]) for rows in forward for row in rows))
+    if not of_path:
         return []
-    depth, of_path = family
     found: list[Pass] = []
     for rows in forward:
         starts: list[int] = []
@@ -155,8 +154,8 @@ def _module_passes(operators: Operators) -> list[Pass]:
     return found
 
 
-def _family(table: Sequence[str], uses: Counter[int]) -> tuple[int, dict[int, str]] | None:
-    """The depth of the repeated modules in the paths, and by path its member; None where there are none."""
+def _family(table: Sequence[str], uses: Counter[int]) -> dict[int, str]:
+    """The repeated module that each path lies in, by the path's number; empty where there are none."""
     members: dict[tuple[int, str], dict[str, int]] = {}
     for at, count in uses.items():
         parts = table[at].split("/") if at >= 0 else []
@@ -169,9 +168,9 @@ def _family(table: Sequence[str], uses: Counter[int]) -> tuple[int, dict[int, st
     least = LEAST_SHARE * sum(uses.values())
     repeated = [key for key, of in members.items() if len(of) > 1 and sum(of.values()) >= least]
     if not repeated:
-        return None
+        return {}
     depth, path = min(repeated)
-    return depth, {
+    return {
         at: "/".join(text.split("/")[: depth + 1])
         for at, text in enumerate(table)
         if len(text.split("/")) > depth

@@ -27,7 +27,8 @@ from chakra_et.predict.predict import (
     RankPrediction,
     describe,
     predict,
-    write_prediction,
+    predicted_traces,
+    write_traces,
 )
 from chakra_et.simulate.run import Run, load_run, together
 from chakra_et.text import plural
@@ -123,7 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = load_run(config.name, config.comm_groups, config.allow_missing_ranks, config.skeletons)
     run = together(run) if config.starts == "together" else run
     prediction = predict(run, changes(config, run))
-    written = write_prediction(prediction, config.output) if config.output else []
+    written: list[Path] = []
+    if config.output:
+        traces, run = predicted_traces(prediction), prediction.changed
+        written = write_traces(traces, run.graph.ranks, run.comm_groups, config.output)
     if config.json:
         print(json.dumps(as_json(prediction, [str(path) for path in written]), indent=2))
         return 0

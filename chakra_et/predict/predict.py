@@ -234,19 +234,12 @@ def describe(shares: Mapping[str, float], most: int = 3) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
 
 
-def write_prediction(prediction: Prediction, prefix: str | os.PathLike[str]) -> list[Path]:
-    """Write ``PREFIX.RANK.et`` with predicted times, and ``PREFIX_comm_groups.json``; the paths of the
-    former.
+def predicted_traces(prediction: Prediction) -> list[ExecutionTrace]:
+    """The traces of all ranks with predicted times.
 
     Names, ids and attributes are those of the run, so that nodes can be compared one by one. Dependencies are
-    too, but where ``--overlap`` changed them. Raises ``TraceError`` where there are files of that name.
+    too, but where ``--overlap`` changed them.
     """
-    run = prediction.changed
-    return write_traces(predicted_traces(prediction), run.graph.ranks, run.comm_groups, prefix)
-
-
-def predicted_traces(prediction: Prediction) -> list[ExecutionTrace]:
-    """The traces of all ranks with predicted times."""
     run, timeline = prediction.changed, prediction.after
     matched = (run.operation >= 0).astype(np.int64)
     columns = (timeline.start_ns, timeline.end_ns, timeline.lasting_ns, matched)

@@ -15,7 +15,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, TensorInfo
 from chakra_et.job.operators import GRADIENT
-from chakra_et.predict.predict import Prediction, predict, write_prediction
+from chakra_et.predict.predict import Prediction, predict, predicted_traces, write_traces
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.transform.accumulation import Accumulate
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, BucketSize, find_backward
@@ -205,7 +205,9 @@ def test_changes_of_nodes_combine_and_are_written(tmp_path: Path) -> None:
         Network(1e9, 1000.0),
     ]
     prediction = predict(run, changes)
-    paths = write_prediction(prediction, tmp_path / "predicted")
+    run = prediction.changed
+    traces = predicted_traces(prediction)
+    paths = write_traces(traces, run.graph.ranks, run.comm_groups, tmp_path / "predicted")
     assert len(paths) == 4 and et_file.read(paths[3]).metadata["rank"] == 3
     again = predict(load_run(str(tmp_path / "predicted")), [])
     assert again.after_ms == pytest.approx(prediction.after_ms, rel=0.01)
