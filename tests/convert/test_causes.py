@@ -206,6 +206,17 @@ def test_stream_waits_for_an_event_on_another_stream(stream, tmp_path: Path) -> 
     assert stages.edges(EdgeKind.SYNCHRONISATION) == {("first", "waits")} and stages.replayed()
 
 
+def test_the_default_stream_is_waited_for(tmp_path: Path) -> None:
+    events = [
+        event | {"args": event["args"] | {"stream": 0}} if event["args"].get("stream") == 7 else event
+        for event in FENCE
+    ]
+    record = sync("Stream Wait Event", 5, 1, 52, 20, wait_on_stream=0, wait_on_cuda_event_record_corr_id=51)
+    stages = Stages(tmp_path, [*events, record])
+    assert stages.edges(EdgeKind.SYNCHRONISATION) == {("first", "waits")}
+    assert "stream-wait-no-record" not in stages.causes.findings
+
+
 @pytest.mark.parametrize("record", ([], [sync("Stream Wait Event", 5, 1, 52, 20, wait_on_stream=-1)]))
 def test_stream_wait_without_a_usable_record_is_found_by_time(record: list[dict], tmp_path: Path) -> None:
     stages = Stages(tmp_path, [*FENCE, *record])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.job.blocks import Blocks
 from chakra_et.job.gradients import (
@@ -232,3 +233,17 @@ def test_messages_and_embeddings_show_the_stages() -> None:
         collective(at, 1, **({"pg_description": text} if text else {})) for at, text in enumerate(about, 1)
     ]
     assert _of_embedding(make_trace(*nodes)).tolist() == [True, True, False, False]
+
+
+def test_groups_of_some_places_of_an_axis_that_grows_are_refused() -> None:
+    pairs = {"1": [0, 1], "2": [2, 3], "3": [0, 1, 2, 3]}
+    with pytest.raises(TraceError, match="group 1 has some of the 4 tensor-parallel places: --tp can't tell"):
+        ScaledGroups(pairs, Mesh(4, 1, 1), Mesh(8, 1, 1))
+    # More replicas ask for no more places.
+    assert ScaledGroups(pairs, Mesh(4, 1, 1), Mesh(4, 2, 1)).all() == {}
+
+
+def test_each_replica_has_groups_that_stay_apart_for_itself() -> None:
+    scaled = ScaledGroups({"1": [0]}, Mesh(1, 2, 1), Mesh(1, 4, 1), apart=("1",))
+    names = [scaled.name_for("1", Place(0, at, 0)) for at in range(4)]
+    assert len(set(names)) == 4 and list(scaled.all().values()) == [[0], [1], [2], [3]]

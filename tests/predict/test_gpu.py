@@ -383,7 +383,20 @@ def test_rows_of_a_long_softmax_end_with_loads_of_single_elements() -> None:
         assert again / other == pytest.approx(1 + more)
 
 
+def test_rows_of_a_long_softmax_stay_in_the_cache_that_a_unit_can_use() -> None:
+    """Of an L2 in two parts, half."""
+    whole = replace(H100, kernels=replace(H100.kernels, gpu=replace(H100.gpu, parts=1)), seen={})
+    again = [model._read_again("softmax_long", 8192, 4) for model in (whole, H100)]
+    assert H100.gpu.parts == 2 and again[0] < again[1]
+
+
 def test_rows_are_normalized_by_elements_that_are_read_and_written() -> None:
     slow = replace(H100, parameters={**H100.parameters, "normalization.elements": 1.0}, seen={})
     work = OperatorCall("normalization", 1e6, 4e6, row=1024, idle=True)
     assert slow.micros(work) == pytest.approx(1e6 / H100.gpu.units + H100.of("normalization", "launch"))
+
+
+def test_few_bytes_move_faster_as_they_are_in_the_cache() -> None:
+    few, many = (OperatorCall("copy", moved / 4, moved, idle=True) for moved in (4e6, 4e9))
+    rates = [work.moved / (H100.micros(work) - H100.of("copy", "launch")) for work in (few, many)]
+    assert rates[0] / rates[1] == pytest.approx(H100.of("cache", "speedup"))

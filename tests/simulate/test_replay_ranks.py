@@ -272,3 +272,21 @@ def test_collectives_of_two_groups_with_the_same_ranks_need_an_order() -> None:
     assert [[graph.groups[graph.group[node]] for node in pair] for pair in pairs.tolist()] == [["1", "2"]] * 2
     # One group alone holds nothing up: the other's are unmatched, as a member isn't there.
     assert not len(missing_order(graph, match(graph, {"1": [0, 1], "2": [0, 1, 2]})))
+
+
+def test_corrected_clocks_tell_who_starts_first():
+    def rank(begin: int, offset: int, duration: int) -> ExecutionTrace:
+        nodes = cpu(1, 10, start=5), collective(2, duration, (1,), start=15)
+        return make_trace(*nodes, trace_start_ns=begin, clock_offset_ns=offset)
+
+    late = replay_device([rank(1_000_000, 0, 43), rank(7_000_000, -5_960_000, 3)])
+    assert late.release_ns == [0, 40_000] and times(late, 0)[1] == (10, 53)
+
+
+def test_operations_are_complete_with_all_of_their_sides():
+    more = cpu(1, 5), collective(2, 5, (1,)), collective(3, 5, (2,), "2")
+    graph = build_graph([make_trace(*more), make_trace(*more[:2])], [0, 1])
+    matching = match(graph, {"1": [0, 1], "2": [0, 1]})
+    assert matching.complete().tolist() == [1, 4] and (matching.channel >= 0).sum() == 3
+    alone = build_graph([make_trace(cpu(1, 5)), make_trace(cpu(1, 5))], [0, 1])
+    assert match(alone).complete().tolist() == []

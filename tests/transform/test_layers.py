@@ -121,6 +121,10 @@ def test_buckets_of_ddp_are_filled_anew_by_its_rule(layers: str, count: int) -> 
         [name == "c10d::allreduce_" for name in (trace.names[row] for row in range(len(trace)))]
     )
     assert {trace.names[row] for row in parents(trace)[launch].tolist()} == {f"{ENGINE}: {GRADIENT}"}
+    # Each comes behind the gradient that fills its bucket, and ahead of the next.
+    thread = [trace.names[row] for row in np.flatnonzero(lane == 1).tolist()]
+    behind = [thread[at - 1] for at, name in enumerate(thread) if name == "c10d::allreduce_"]
+    assert behind == [GRADIENT] * count
     # The backward pass waits for the forward pass, on another thread.
     edges, loss = edges_of(trace), int(np.flatnonzero(lane == 1)[0])
     assert [trace.names[row] for row in edges.parent[edges.child == loss].tolist()] == ["aten::loss"]

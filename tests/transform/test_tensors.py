@@ -78,22 +78,26 @@ def test_batch_sequence_and_heads_are_told_by_look_ups_and_tensors_of_four_dimen
 def test_shards_are_told_by_gradients_heads_and_gathered_tensors() -> None:
     operator = {"kind": "operator", "lane": 0}
     gathered = int(CollectiveType.ALL_GATHER)
+    unnamed = collective(6, 9, parent=1, lane=9, is_cpu_op=0, kind="collective")
+    del unnamed["pg_name"]
     trace = make_trace(
         cpu(1, 9, name="aten::bmm", **operator),
         cpu(2, 1, name=GRADIENT, **operator),
-        collective(3, 9, parent=1, lane=9, is_cpu_op=0, kind="collective"),
+        collective(3, 9, (), "2", parent=1, lane=9, is_cpu_op=0, kind="collective"),
         collective(4, 9, parent=1, lane=9, is_cpu_op=0, kind="collective", comm_type=gathered),
-        collective(5, 9, (), "2", parent=1, lane=9, is_cpu_op=0, kind="collective"),
+        collective(5, 9, parent=1, lane=9, is_cpu_op=0, kind="collective"),
+        unnamed,
     )
-    # 4 heads of 24; 10 tokens of a batch of 5 with hidden size 64; a shard of 6 tokens; another group's.
-    shapes = [b"[[10,5,4,24]]", b"[[96,64]]", b"[[10,5,64]]", b"[[6,5,64]]", b"[[7,11,13]]"]
-    info = TensorInfo(np.arange(5), [b"[]"] * 5, shapes, [b'["Tensor(float)"]'] * 5)
+    # 4 heads of 24; another group's; a shard of 6 tokens; 10 tokens of a batch of 5 with hidden size 64; no
+    # group's.
+    shapes = [b"[[10,5,4,24]]", b"[[96,64]]", b"[[7,11,13]]", b"[[6,5,64]]", b"[[10,5,64]]", b"[[96,4,6]]"]
+    info = TensorInfo(np.arange(6), [b"[]"] * 6, shapes, [b'["Tensor(float)"]'] * 6)
     operators = {0: operators_of(replace(trace, inputs=info), "made")}
     sizes = {6, 96, 4, 4 * 5, 4 * 5 * 10 * 10}
     assert find_sharding(operators, {"1"}, 2, 4, "made") == (sizes, 2)
     with pytest.raises(TraceError, match="a shard of 4 can't be cut into 3"):
         find_sharding(operators, {"1"}, 2, 6, "made")
-    whole = replace(info, shapes=[*shapes[:3], b"[[5,10,64]]", shapes[4]])
+    whole = replace(info, shapes=[*shapes[:3], b"[[5,10,64]]", *shapes[4:]])
     operators = {0: operators_of(replace(trace, inputs=whole), "made")}
     with pytest.raises(TraceError, match="the size 5 is that of a shard and of a whole tensor"):
         find_sharding(operators, {"1"}, 2, 4, "made")
