@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-import msgspec
-
 from chakra_et.errors import TraceError
 
 try:
@@ -106,6 +104,8 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 def read_json(path: str | Path, kind: Any = Any) -> Any:
     """The value in a JSON file, of type ``kind``. Raises ``OSError``, and ``ValueError`` for others."""
+    import msgspec  # settings of megatron_lm are read where nothing is installed
+
     try:
         return msgspec.convert(json.loads(read_bytes(path)), kind)
     except RecursionError:

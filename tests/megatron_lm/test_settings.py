@@ -148,6 +148,13 @@ def test_a_script_that_sources_a_bad_setting_ends_with_one_sentence_and_status_2
     assert done.stderr == "_00_conf.sh: NNODES=08: give a whole number without leading zeros.\n"
 
 
+def test_settings_are_checked_where_nothing_is_installed() -> None:
+    """``_00_conf.sh`` runs on a cluster's login node, with the Python that is there."""
+    command = [sys.executable, "-S", str(CONF.parent / "settings")]
+    done = subprocess.run(command, env={"MEGATRON_MODEL": "tiny"}, capture_output=True, text=True)
+    assert (done.returncode, "model tiny has 4" in done.stderr) == (2, True), done.stderr
+
+
 def test_the_layout_is_that_of_the_partition() -> None:
     assert Settings().layout == "E|t*11|t*8|t*8|t*8|t*8|t*5|L"
     assert Settings(partition="3-2", pipeline_mp_size=2).layout == "Et*3|t*2L"
