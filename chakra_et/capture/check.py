@@ -27,7 +27,7 @@ from chakra_et.traces.host import GROUP_RECORD, HostTrace
 # after the training has gone on.
 _ONE_SIDED = ("[pytorch|profiler|execution_trace|", GROUP_RECORD, "gloo:")
 _LINKED_SHARE = 0.95
-_BACKWARD = "autograd::engine::evaluate_function"
+_DISPATCHED = re.compile(r"\w+::[\w.]+")
 # What the readers say of a file that is not all there.
 _CUT = re.compile('truncated|ended before|No such file|has no "')
 
@@ -38,8 +38,8 @@ class PairReport:
 
     ``steps``: duration in µs of each traced step by number, from the device trace's ProfilerStep annotations.
     ``linked``, ``unlinked``: operators in both traces, and in only one of them.
-    ``ended_early``: those of the latter in a backward pass that the observer didn't see end: activation
-    checkpointing ends the forward pass that it repeats by an exception once it has what it needs.
+    ``ended_early``: those of the latter that an exception ended, which the observer doesn't write: that of
+    activation checkpointing when the forward pass that it repeats has got far enough, or one of the program.
     ``problems``: one sentence per reason why the pair can't be linked; empty if it can.
     ``truncated``: the traces whose end is missing, as after a full disk.
     """
@@ -123,12 +123,11 @@ def _compare_steps(host_steps: list[int], active_steps: int, structure: int, rep
     if structure in device_steps and len(device_steps) > active_steps:
         del report.steps[structure]
         device_steps.remove(structure)
-    if len(device_steps) != active_steps:
+    first = min(device_steps, default=0)
+    if device_steps != list(range(first, first + active_steps)):
         report.problems.append(
-            f"{active_steps} active step(s) were requested, but {len(device_steps)} are annotated"
+            f"{active_steps} active step(s) in a row were requested, but {device_steps} are annotated"
         )
-    elif device_steps and device_steps != list(range(device_steps[0], device_steps[0] + active_steps)):
-        report.problems.append(f"the annotated steps {device_steps} are not consecutive")
 
 
 def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: PairReport) -> None:
@@ -145,8 +144,20 @@ def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: P
         return
     host_ids, device_ids = np.unique(host.rf_id[in_host]), np.unique(device.rf_id[in_device])
     both = np.intersect1d(host_ids, device_ids)
+    missing = in_device & ~np.isin(device.rf_id, both)
+    # An exception ends all operators around the one it comes from, up to an annotation or a node of autograd.
+    dispatched = np.isin(
+        device.name, [n for n, name in enumerate(device.names) if _DISPATCHED.fullmatch(name)]
+    )
+    early = []
+    for row in np.flatnonzero(missing & dispatched).tolist():
+        around = in_device & (device.thread == device.thread[row]) & (device.end >= device.end[row])
+        parent = np.flatnonzero(around[:row])[-1:]
+        if not (dispatched & ~missing)[parent].any():
+            early.append(row)
     report.linked, report.unlinked = len(both), len(host_ids) + len(device_ids) - 2 * len(both)
-    if report.linked < _LINKED_SHARE * max(len(host_ids), len(device_ids)):
+    report.ended_early = len(early)
+    if report.linked < _LINKED_SHARE * max(len(host_ids), len(device_ids) - len(early)):
         report.problems.append(
             f"of {len(host_ids)} host ids and {len(device_ids)} device ids, only {report.linked} are in both"
         )
@@ -154,14 +165,9 @@ def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: P
     # Operators of other threads may be missing from one trace, those of the training thread may not.
     own = np.isin(host.tid, [host.tid[row] for row in _steps(host).values()])
     lost = Counter(host.names[code] for code in host.name[in_host & own & ~np.isin(host.rf_id, both)])
-    main = {int(device.thread[row]) for row in _steps(device).values()}
-    backward = _named(device, _BACKWARD)
-    for row in np.flatnonzero(in_device & ~np.isin(device.rf_id, both)).tolist():
-        around = backward & (device.thread == device.thread[row]) & (device.start <= device.start[row])
-        if (around & (device.start[row] < device.end)).any():
-            report.ended_early += 1
-        elif int(device.thread[row]) in main:
-            lost[device.names[device.name[row]]] += 1
+    missing &= np.isin(device.thread, [device.thread[row] for row in _steps(device).values()])
+    missing[early] = False
+    lost.update(device.names[code] for code in device.name[missing])
     if lost:
         some = ", ".join(f"{name} ×{count}" for name, count in lost.most_common(3))
         report.problems.append(

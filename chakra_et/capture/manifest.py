@@ -291,11 +291,6 @@ def process_groups() -> list[dict[str, Any]]:
     if not (dist.is_available() and dist.is_initialized()):
         return []
     every_rank = list(range(dist.get_world_size()))
-    list_groups = getattr(dist.distributed_c10d, "_get_all_pg_configs", None)
-    if list_groups is None:
-        return [
-            {"name": "0", "description": "default_pg", "backend": dist.get_backend(), "ranks": every_rank}
-        ]
     return [
         {
             "name": str(group.get("pg_name", "")),
@@ -303,7 +298,7 @@ def process_groups() -> list[dict[str, Any]]:
             "backend": str(group.get("backend_config", "")),
             "ranks": [int(rank) for rank in group.get("ranks") or every_rank],
         }
-        for group in list_groups()
+        for group in dist.distributed_c10d._get_all_pg_configs()
     ]
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ExecutionTraceObserver, ProfilerAction, ProfilerActivity, profile
 
@@ -84,7 +85,7 @@ class Recorder:
 
     def start(self, host_trace: Path) -> None:
         """Begin with step 0; the observer writes ``host_trace``."""
-        if _profiler_enabled() or _is_other_prepared():
+        if torch.autograd._profiler_enabled() or _is_other_prepared():
             raise CaptureError(_RUNNING)
         self._observer = _register(host_trace)
         self._plain_us = _pass_us()
@@ -167,15 +168,13 @@ class Recorder:
     def _require_session(self) -> None:
         if self._taken:
             raise CaptureError("another profiler was started in this process and ended the recording")
-        if not self._recording and _profiler_enabled():
+        if not self._recording and torch.autograd._profiler_enabled():
             raise CaptureError(_RUNNING)
 
     def _watch_sessions(self) -> Callable[[], None]:
         """Notice whether another profiler prepares a session from now on; returns how to stop that."""
         kind: Any = autograd_profiler.profile
-        prepare = getattr(kind, "_prepare_trace", None)
-        if prepare is None:
-            return lambda: None
+        prepare = kind._prepare_trace
 
         def prepare_and_note(session: Any) -> Any:
             self._taken |= session is not self._profiler.profiler
@@ -231,11 +230,7 @@ def _register(host_trace: Path) -> ExecutionTraceObserver:
 
 
 def experimental_config(wanted: dict[str, bool]) -> Any:
-    """Kineto's experimental options: those of ``wanted`` that this build of PyTorch has, or None."""
-    try:
-        from torch._C._profiler import _ExperimentalConfig
-    except ImportError:
-        return None
+    """Kineto's experimental options: those of ``wanted`` that this build of PyTorch has."""
     known: dict[str, Any] = {}
     for name in wanted:
         with contextlib.suppress(TypeError):
@@ -284,11 +279,6 @@ def _launch() -> None:
 
 def _now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
-
-
-def _profiler_enabled() -> bool:
-    enabled = getattr(torch.autograd, "_profiler_enabled", None)
-    return bool(enabled()) if enabled is not None else False
 
 
 def _is_other_prepared(kind: type = profile) -> bool:

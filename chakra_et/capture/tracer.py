@@ -36,7 +36,7 @@ import torch.distributed as dist
 from chakra_et.capture import gloo
 from chakra_et.capture import manifest as trace_manifest
 from chakra_et.capture.check import PairReport, check_pair, inspect_pair
-from chakra_et.capture.config import TraceConfig, check_trace_name
+from chakra_et.capture.config import LEAST_STEPS, TraceConfig, check_trace_name
 from chakra_et.capture.manifest import Mailbox, TraceFiles, notify, summarise
 from chakra_et.capture.recorder import Recorder
 
@@ -88,11 +88,9 @@ class ChakraTracer:
         memory: bool = False,
         strict: bool = False,
     ):
-        for name, steps, least in (
-            ("wait_steps", wait_steps, 0),
-            ("warmup_steps", warmup_steps, 0),
-            ("active_steps", active_steps, 1),
-        ):
+        self.schedule = {"wait_steps": wait_steps, "warmup_steps": warmup_steps, "active_steps": active_steps}
+        for name, steps in self.schedule.items():
+            least = LEAST_STEPS[f"trace_{name}"]
             if type(steps) is not int or steps < least:
                 raise ValueError(f"{name} is {steps!r}: give a whole number of at least {least}.")
         TraceConfig(True, str(output_dir), trace_name, wait_steps, warmup_steps, active_steps)
@@ -104,7 +102,6 @@ class ChakraTracer:
                 f"{known[0]} of {known[1]}: create the tracer after init_process_group"
             )
         self.folder, self.name, self.gzip = Path(output_dir), trace_name, gzip
-        self.schedule = {"wait_steps": wait_steps, "warmup_steps": warmup_steps, "active_steps": active_steps}
         self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
         self.run_info, self.patience = run_info or {}, patience
         self.memory, self.strict = memory, strict

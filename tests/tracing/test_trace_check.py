@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -92,8 +93,10 @@ def test_ids_of_another_run(altered):
 
 
 def test_operator_of_the_training_thread_in_one_trace_only(altered):
-    (problem,) = altered(lambda host: host["nodes"].remove(operators(host)[0]))
-    assert problem.startswith("1 operators of the training thread are in one trace only: aten::")
+    def drop_addmm(host):  # aten::linear around it is there, so no exception has ended it
+        host["nodes"].remove(next(node for node in host["nodes"] if node["name"] == "aten::addmm"))
+
+    assert altered(drop_addmm) == ["1 operators of the training thread are in one trace only: aten::addmm ×1"]
 
     def drop_relu(device):
         dropped = next(event for event in device["traceEvents"] if event["name"] == "aten::relu")
@@ -116,7 +119,7 @@ def test_operator_of_an_unwatched_thread_is_no_problem(altered):
 
 def test_steps_that_differ(altered):
     problems = altered(None, lambda d: keep(d, "traceEvents", lambda e: e["name"] != "ProfilerStep#1"))
-    assert problems == ["the annotated steps [0, 2] are not consecutive"]
+    assert problems == ["2 active step(s) in a row were requested, but [0, 2] are annotated"]
     problems = altered(None, lambda d: keep(d, "traceEvents", lambda e: e["name"] != "ProfilerStep#0"))
     assert "the host trace covers the steps [0], the device trace [1, 2]" in problems
 
@@ -127,7 +130,7 @@ def test_steps_that_are_not_consecutive(altered):
             if record["name"] == "ProfilerStep#2":
                 record["name"] = "ProfilerStep#5"
 
-    assert altered(rename, rename) == ["the annotated steps [1, 5] are not consecutive"]
+    assert altered(rename, rename) == ["2 active step(s) in a row were requested, but [1, 5] are annotated"]
 
 
 def test_annotations_that_only_look_like_steps_and_those_on_a_stream_do_not_count(altered):
@@ -217,3 +220,16 @@ def test_operators_that_activation_checkpointing_ends_early_are_counted_and_no_p
     report = inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1)
     assert report.problems == []
     assert report.ended_early == 3 * len(["aten::linear", "aten::addmm"])
+
+
+def test_operators_that_an_exception_of_the_program_ends_are_counted_and_no_problem(tmp_path):
+    values = torch.ones(4, 8)
+    with ChakraTracer(tmp_path, "t", 0, 1, 1) as tracer:
+        for _ in range(2):
+            (values @ torch.ones(8, 8)).sum()
+            for _ in range(3):
+                with contextlib.suppress(RuntimeError):  # aten::linear, aten::matmul, aten::mm
+                    torch.nn.functional.linear(values, torch.ones(3, 3))
+            tracer.step()
+    report = inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1)
+    assert (report.problems, report.ended_early, report.unlinked) == ([], 9, 9)

@@ -61,12 +61,6 @@ def test_group_of_one_is_in_manifest_and_trace(group, tmp_path):
     assert names.count("## process_group:init ##") == 1
 
 
-def test_groups_without_the_listing_function(group, monkeypatch):
-    monkeypatch.delattr(dist.distributed_c10d, "_get_all_pg_configs", raising=False)
-    (only,) = trace_manifest.process_groups()
-    assert (only["ranks"], only["backend"]) == ([0], "gloo")
-
-
 def test_backend_is_that_of_the_group_even_if_pytorch_chose_it(tmp_path):
     assert trace_manifest.backend() is None
     dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
