@@ -13,6 +13,7 @@ import pytest
 from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model, read_model, write_model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, TensorInfo
+from chakra_et.predict.command import PredictConfig
 from chakra_et.predict.gpu import OtherGpu, parse_gpu
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
@@ -305,3 +306,10 @@ def test_sizes_are_read() -> None:
     for text in ("10", "10=0", "a=b", "0=1"):
         with pytest.raises(ValueError, match="OLD=NEW"):
             parse_sizes([text])
+
+
+def test_flags_ask_for_a_scaling_and_name_it() -> None:
+    config = PredictConfig("run", dp=4, layers="2x")
+    assert config.sizes() == {"layers": "2x", "dp": 4} and PredictConfig("run").sizes() == {}
+    assert config.scaling(None, spread=0.0) == Scaling(dp=4, layers="2x", spread=0.0)
+    assert PredictConfig("run", mesh="dp2").scaling(None) is None

@@ -372,6 +372,8 @@ def test_a_convolution_launches_a_kernel_for_each_pass() -> None:
         work = OperatorCall("convolution", 1e9, 1.0, product=(passes, 512, 64, 64), channels=64, idle=True)
         more = later.micros(work) - H100.micros(work)
         assert more == pytest.approx(passes * (100 - H100.of("convolution", "launch")))
+    forward = OperatorCall("convolution", 2.0 * 4096**2 * 512, 1.0, product=(1, 4096, 4096, 512), channels=64)
+    assert 1 < H100.micros(forward) * H100.peak(forward.type) / 1e6 / forward.operations < 5
 
 
 def test_rows_of_a_long_softmax_end_with_loads_of_single_elements() -> None:

@@ -290,3 +290,34 @@ def test_operations_are_complete_with_all_of_their_sides():
     assert matching.complete().tolist() == [1, 4] and (matching.channel >= 0).sum() == 3
     alone = build_graph([make_trace(cpu(1, 5)), make_trace(cpu(1, 5))], [0, 1])
     assert match(alone).complete().tolist() == []
+
+
+def test_groups_in_a_row_of_ranks_need_no_order():
+    """No two ranks can wait for each other, in whatever order rank 1 communicates."""
+    one, two = collective(1, 5, lane=8), collective(2, 5, (), "2", lane=9)
+    graph = build_graph([make_trace(one), make_trace(one, two), make_trace(two)], [0, 1, 2])
+    assert missing_order(graph, match(graph, {"1": [0, 1], "2": [1, 2]})).tolist() == []
+    ring = [
+        make_trace(one, {**two, "pg_name": "3"}),
+        make_trace(one, two),
+        make_trace(two, {**one, "id": 3, "pg_name": "3"}),
+    ]
+    graph = build_graph(ring, [0, 1, 2])
+    assert len(missing_order(graph, match(graph, {"1": [0, 1], "2": [1, 2], "3": [0, 2]}))) == 3
+
+
+def test_clocks_are_aligned_by_way_of_a_rank_that_both_meet():
+    """Rank 2 ends a collective with rank 0 and one with rank 1, which have none in common."""
+
+    def rank(clock: str, *collectives: dict) -> ExecutionTrace:
+        return make_trace(cpu(1, 10, start=5), *collectives, trace_start_ns=len(clock), clock_domain=clock)
+
+    def met(number: int, group: str, begin: int, duration: int) -> dict:
+        return collective(number, duration, (number - 1,), group, start=begin)
+
+    ranks = [
+        rank("one", met(2, "1", 15, 43)),
+        rank("of three", met(2, "2", 15, 3)),
+        rank("hosts", met(2, "1", 15, 3), met(3, "2", 18, 30)),
+    ]
+    assert replay_device(ranks, comm_groups={"1": [0, 2], "2": [1, 2]}).release_ns == [0, 70_000, 40_000]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from chakra_et.cost.network_fit import NetworkModel
+from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType, TensorInfo
 from chakra_et.et.edges import edges_of
 from chakra_et.et.node_attributes import parents
@@ -153,3 +154,13 @@ def test_collectives_of_one_block_stay_with_it() -> None:
     trace, notes = layered(rank((2 * MIB,) * 3), "2x")
     assert [each[0] for each in reductions(trace)] == [2] * 6
     assert "no collective of gradients was recognised: communication outside of blocks stays" in notes
+
+
+def test_a_block_with_other_parameters_is_named() -> None:
+    trace = rank((MIB,) * 6)
+    assert trace.inputs is not None
+    shapes = [b"[[512,256]]"] * 2 + trace.inputs.shapes[2:]  # the backward pass begins with the last block
+    with pytest.raises(
+        TraceError, match="blocks 0 and 2 repeat their operators, and have gradients of other"
+    ):
+        layered(replace(trace, inputs=replace(trace.inputs, shapes=shapes)), "2x")
