@@ -31,7 +31,7 @@ class DiagnoseConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(DiagnoseConfig, argv, description="Find what bounds a run and what to change.")
-    run = load_run(config.name, allow_missing=config.allow_missing_ranks, skeletons=config.skeletons)
+    run = load_run(config.name, config.allow_missing_ranks, config.skeletons)
     found = diagnose(run)
     if config.json:
         print(json.dumps(found.as_json(), indent=2))

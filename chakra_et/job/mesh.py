@@ -10,13 +10,13 @@ Megatron (tp-dp-pp), of DDP (dp alone) and of planned sets. A group is a grid of
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from chakra_et.errors import TraceError
@@ -64,16 +64,12 @@ def axes_of(description: str) -> frozenset[str]:
 
 def described_groups(trace: ExecutionTrace) -> list[tuple[str, list[int]]]:
     """(description, ranks) of the process groups in the file's metadata, which other writers leave out."""
-    text = trace.metadata.get("process_groups")
+    text = trace.metadata_str("process_groups") or "{}"
     try:
-        content: Any = json.loads(text) if isinstance(text, str) else {}
-    except (ValueError, RecursionError):
+        groups = msgspec.json.decode(text, type=dict[str, tuple[str, str, list[int]]])
+    except (msgspec.DecodeError, RecursionError):
         return []
-    found = []
-    for group in content.values() if isinstance(content, dict) else ():
-        if isinstance(group, list) and len(group) == 3 and isinstance(group[2], list):
-            found.append((str(group[1]), [rank for rank in group[2] if type(rank) is int]))
-    return found
+    return [(description, ranks) for _, description, ranks in groups.values()]
 
 
 def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, str]:

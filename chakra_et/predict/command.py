@@ -85,7 +85,6 @@ class PredictConfig(SizeFlags):
         "together: all ranks start at the same time, without the skew of their recordings", "recorded"
     )
     output: str | None = option("write the predicted run as OUTPUT.RANK.et", None, short="-o")
-    comm_groups: str | None = option("JSON file of group id → ranks, in place of NAME_comm_groups.json", None)
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
     json: bool = option("print JSON", False)
@@ -121,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(PredictConfig, argv, description="Predict step times under changed conditions.")
     if config.output:
         refuse_existing(run_at(config.output))
-    run = load_run(config.name, config.comm_groups, config.allow_missing_ranks, config.skeletons)
+    run = load_run(config.name, config.allow_missing_ranks, config.skeletons)
     run = together(run) if config.starts == "together" else run
     prediction = predict(run, changes(config, run))
     written: list[Path] = []

@@ -65,11 +65,9 @@ def described(
 ) -> OperatorCall:
     """What a call of operator ``name`` works on, from the JSON texts of its arguments."""
     try:
-        dims, types_, given = (msgspec.json.decode(text) for text in (shapes, types, strides or "[]"))
-        arguments = msgspec.json.decode(values)
+        given_texts = shapes, types, strides or "[]", values
+        dims, types_, given, _ = (msgspec.json.decode(text, type=list[Any]) for text in given_texts)
     except (msgspec.DecodeError, RecursionError):
-        return OperatorCall(kind)
-    if not all(isinstance(part, list) for part in (dims, types_, given, arguments)):
         return OperatorCall(kind)
     if name == "aten::cat":
         return _joined(kind, dims)

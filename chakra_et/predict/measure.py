@@ -22,7 +22,8 @@ from chakra_et.cost.network_fit import Sample, fit_model, write_model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
 
-_LARGEST_POWER = 34
+_POWERS = 10, 34
+"""Of 2: the smallest size that is measured, and the largest that can be."""
 
 
 @dataclass
@@ -31,18 +32,12 @@ class MeasureConfig:
 
     backend: Literal["gloo", "nccl"] = option("backend of torch.distributed", "gloo")
     output: str = option("JSON file to write", "network.json", short="-o")
-    smallest: int = option("smallest size, as a power of 2 of bytes", 10)
     largest: int = option("largest size, as a power of 2 of bytes", 25)
     repeats: int = option("measurements of each, of which the median counts", 7)
 
     def __post_init__(self) -> None:
-        if not 6 <= self.smallest <= self.largest <= _LARGEST_POWER:
-            raise ValueError(
-                f"--smallest {self.smallest} and --largest {self.largest} must be in order, from 6 to "
-                f"{_LARGEST_POWER}"
-            )
-        if self.repeats < 1:
-            raise ValueError(f"--repeats must be at least 1, not {self.repeats}")
+        if not _POWERS[0] <= self.largest <= _POWERS[1] or self.repeats < 1:
+            raise ValueError(f"--largest must be from {_POWERS[0]} to {_POWERS[1]}, and --repeats at least 1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,7 +91,7 @@ def measure(config: MeasureConfig) -> list[Sample]:
     found = []
     for ranks, group in groups.items():
         for kind, run in kinds.items():
-            for power in range(config.smallest, config.largest + 1, 3):
+            for power in range(_POWERS[0], config.largest + 1, 3):
                 ns = torch.zeros(1, dtype=torch.float64, device=device)
                 if dist.get_rank() < ranks:
                     ns[0] = _median(run, 1 << power, ranks, group, device, config.repeats)

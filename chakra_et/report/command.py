@@ -58,7 +58,7 @@ def write_report(config: ReportConfig) -> None:
         name = str(many.folder / many.name)
         how = config.allow_missing_ranks, config.skeletons, config.cluster
         table = step_table(name, *how)
-        found, columns = many_content(many, table, diagnose(load_run(name, None, *how)))
+        found, columns = many_content(many, table, diagnose(load_run(name, *how)))
         output = path_of(config.output) if config.output else many.page_file
         size = write_page(output, "many", f"{many.name}: report", found, columns)
         _tell(config, found, output, size)

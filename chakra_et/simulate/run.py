@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from chakra_et.convert.inputs import files_of, find_run, with_et_files
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.sets import Skeletons, read_comm_groups
+from chakra_et.et.sets import Skeletons
 from chakra_et.files import read_json
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
@@ -148,7 +147,6 @@ class Run:
 
 def load_run(
     name: str,
-    comm_groups: str | None = None,
     allow_missing: bool = False,
     skeletons: Skeletons = "auto",
     cluster: str = "",
@@ -157,9 +155,8 @@ def load_run(
     Raises ``TraceError`` for what can't be replayed, and as ``find_run`` does."""
     chosen = find_run([name], allow_missing, skeletons)
     with with_et_files(chosen) as (found, failed):
-        groups = read_comm_groups(Path(comm_groups)) if comm_groups else found.groups
         traces = found.read(skeletons, cluster)
-    run = make_run(name, traces, list(found.files), groups)
+    run = make_run(name, traces, list(found.files), found.groups)
     try:
         manifest = read_json(files_of(chosen).manifest_file)
     except (OSError, ValueError, RecursionError):

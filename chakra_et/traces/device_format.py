@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from chakra_et.traces.fields import Number
 
@@ -120,6 +121,9 @@ class OperatorHeader(HeaderFields, kw_only=True):
     traceEvents: list[OperatorEvent]
 
 
+_Time = Annotated[float, Meta(ge=0, lt=1e15)]
+
+
 class Recording(msgspec.Struct, frozen=True):
     """What our tracer writes into the device trace about the recording itself: the field ``chakra_et``.
 
@@ -133,13 +137,13 @@ class Recording(msgspec.Struct, frozen=True):
     are as many as that says. ``passes``: how often it ran within the recording.
     """
 
-    structure_step: int
-    untraced_steps: int
-    step_us: list[tuple[float, float]]
-    plain_us: dict[str, float] = {}
-    recorded_us: dict[str, float] = {}
-    passes: int = 1
-    launches: int = 1
+    structure_step: Annotated[int, Meta(ge=0)]
+    untraced_steps: Annotated[int, Meta(ge=0)]
+    step_us: list[tuple[_Time, _Time]]
+    plain_us: dict[str, _Time] = {}
+    recorded_us: dict[str, _Time] = {}
+    passes: Annotated[int, Meta(ge=1)] = 1
+    launches: Annotated[int, Meta(ge=1)] = 1
 
     @property
     def untraced_us(self) -> list[tuple[float, float]]:
@@ -159,13 +163,6 @@ class Recording(msgspec.Struct, frozen=True):
 def read_recording(field: Any) -> Recording | None:
     """The field's value; None if it is absent or not ours."""
     try:
-        found = msgspec.convert(field, Recording)
+        return msgspec.convert(field, Recording)
     except msgspec.ValidationError:
         return None
-    times = [
-        *found.plain_us.values(),
-        *found.recorded_us.values(),
-        *(t for step in found.step_us for t in step),
-    ]
-    counts = found.passes, found.launches, found.structure_step + 1, found.untraced_steps + 1
-    return found if all(0 <= time < 1e15 for time in times) and min(counts) > 0 else None

@@ -84,10 +84,8 @@ def contiguous(shapes: bytes, strides: bytes) -> bool:
     strides. True where either isn't recorded as it should be.
     """
     try:
-        dims, steps = msgspec.json.decode(shapes), msgspec.json.decode(strides)
+        dims, steps = (msgspec.json.decode(text, type=list[Any]) for text in (shapes, strides))
     except msgspec.DecodeError:
-        return True
-    if not isinstance(dims, list) or not isinstance(steps, list):
         return True
     for shape, stride in zip(dims, steps, strict=False):
         if not is_shape(shape) or not is_shape(stride) or len(shape) != len(stride) or 0 in shape:

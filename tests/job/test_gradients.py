@@ -186,10 +186,12 @@ def test_collectives_of_forward_passes_are_counted_unless_data_parallelism_has_t
 def test_stages_are_places_in_pipeline_groups() -> None:
     groups = {
         "a": ["1", "mesh_pp", [0, 2]],
-        "b": ["2", "mesh_pp", [1, 3, True]],
+        "b": ["2", "mesh_pp", [1, 3]],
         "c": ["3", "mesh_dp", [0, 1]],
     }
-    trace = make_trace(cpu(1, 1), process_groups=json.dumps({**groups, "d": ["4", "mesh_pp"]}))
+    damaged = make_trace(cpu(1, 1), process_groups=json.dumps({**groups, "d": ["4", "mesh_pp"]}))
+    assert described_groups(damaged) == []
+    trace = make_trace(cpu(1, 1), process_groups=json.dumps(groups))
     assert described_groups(trace) == [("mesh_pp", [0, 2]), ("mesh_pp", [1, 3]), ("mesh_dp", [0, 1])]
     stages = stages_of([trace], range(5))
     assert stages == {0: 0, 1: 0, 2: 1, 3: 1, 4: 0}

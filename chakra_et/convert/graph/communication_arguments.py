@@ -147,10 +147,8 @@ class Around:
     def values(self, row: int) -> list[Any]:
         """The operator's arguments. Kineto writes scalars as JSON in strings, which are decoded."""
         try:
-            values = msgspec.json.decode(self._text(row, 0))
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            return []
-        if not isinstance(values, list):
+            values = msgspec.json.decode(self._text(row, 0), type=list[Any])
+        except (ValueError, RecursionError):
             return []
         return values if self.host.recorded else [_scalar(value) for value in values]
 
@@ -206,10 +204,8 @@ def _scalar(value: Any) -> Any:
 def shape_bytes(shapes: bytes, types: bytes) -> tuple[int, ...]:
     """Bytes of each tensor, from the JSON texts of an operator's shapes and types."""
     try:
-        dims, kinds = msgspec.json.decode(shapes), msgspec.json.decode(types)
+        dims, kinds = (msgspec.json.decode(text, type=list[Any]) for text in (shapes, types))
     except (msgspec.DecodeError, RecursionError):
-        return ()
-    if not isinstance(dims, list) or not isinstance(kinds, list):
         return ()
     found = []
     for shape, kind in zip(dims, kinds, strict=False):
