@@ -69,7 +69,7 @@ COLUMNS = {
     "collectives": "type bytes group ranks count transfer_ns algorithm bus usual_bus skew_ns "
     "longest_skew_ns last_rank",
     "steps": "rank name start_ns end_ns hidden_ns replayed_ns compute_ns memory_ns communication_ns wait_ns "
-    "host_overhead_ns idle_ns forward_ns backward_ns optimizer_ns",
+    "host_ns idle_ns forward_ns backward_ns optimizer_ns",
     "critical_path": "rank id name kind from_ns to_ns",
 }
 
@@ -181,7 +181,7 @@ def test_the_tables_agree_with_each_other_and_with_the_files(job: ce.Job, folder
         rows = [row for row in job.collectives.rows() if row["type"] == kind]
         assert sum(row["count"] * row["ranks"] for row in rows) == job.nodes["comm_type"].count(kind)
     for step in job.steps.rows():
-        parts = ("compute", "memory", "communication", "wait", "host_overhead", "idle")
+        parts = ("compute", "memory", "communication", "wait", "host", "idle")
         assert sum(step[f"{part}_ns"] for part in parts) == step["end_ns"] - step["start_ns"]
         assert step["name"] != WHOLE
 

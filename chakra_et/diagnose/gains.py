@@ -17,7 +17,7 @@ from chakra_et.simulate.critical_path import critical_path, find_operations
 from chakra_et.simulate.run import Run, Setting, solve
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.transform.changes import Change
-from chakra_et.transform.durations import RankAs
+from chakra_et.transform.durations import RankAs, scaled
 
 FEW_RANKS = 8
 """Of more ranks than these, only the ones that compute the longest are tried as the slow ones."""
@@ -35,12 +35,7 @@ class Faster:
     factor: float
 
     def apply(self, run: Run, setting: Setting) -> Setting:
-        factor = np.where(self.chosen, self.factor, 1.0)
-        return replace(
-            setting,
-            own_ns=np.rint(setting.own_ns * factor).astype(np.int64),
-            lasting_ns=np.rint(setting.lasting_ns * factor).astype(np.int64),
-        )
+        return scaled(run, setting, self.chosen, self.factor, "")
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ def slow_ranks(run: Run, least: float) -> tuple[list[int], float]:
 class BusyTime:
     """``shares``: the mean part of the ranks' time by ``breakdown.ACTIVITIES``; ``hidden``: which part of all
     communication runs beside compute (None without any). ``message_wait``: the part of all ranks' time in
-    which messages wait for a partner, and nothing runs."""
+    which messages wait for a partner, as in a bubble or for a slow stage, and nothing runs."""
 
     shares: dict[str, float]
     hidden: float | None

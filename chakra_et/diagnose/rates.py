@@ -21,6 +21,7 @@ from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import shortened
 
 WORK = ("num_ops", "tensor_size")
+KERNEL_KINDS = (*CLASSES, node_classes.BEFORE)
 LISTED = 3
 FURTHEST = 20.0
 """Beyond this factor, an operator didn't do what its shapes say."""
@@ -30,9 +31,9 @@ FURTHEST = 20.0
 class Rates:
     """Of the N nodes of a run on GPU ``gpu`` ("" where the files don't name one of the table).
 
-    ``kind`` int64[N]: index into ``CLASSES``, -1 for all but device work; ``least_ns``: what the GPU's peaks
-    allow, and ``usual_ns``: what such work usually takes, float64[N], 0 where unknown. ``roof``: the
-    operations (16 bit) and bytes per second that the GPU does at most.
+    ``kind`` int64[N]: index into ``KERNEL_KINDS``, -1 for all but device work; ``least_ns``: what the peaks
+    of the GPU allow, and ``usual_ns``: what such work usually takes, float64[N], 0 where unknown. ``roof``:
+    the operations (16 bit) and bytes per second that the GPU does at most.
     """
 
     gpu: str
@@ -94,6 +95,7 @@ def find_rates(run: Run) -> Rates:
     graph, nodes = run.graph, np.flatnonzero(on_devices(run))
     kind, least, usual = np.full(len(graph), -1), np.zeros(len(graph)), np.zeros(len(graph))
     kind[nodes] = kernel_kinds(run)[nodes]
+    kind[run.named(node_classes.BEFORE.__eq__)] = len(CLASSES)
     named = {by_driver(trace.metadata_str("device_name")) for trace in graph.traces} - {None}
     if len(named) != 1:
         return Rates("", kind, least, usual)
@@ -125,18 +127,18 @@ def _times(model: GpuModel, work: OperatorCall, taken_ns: float) -> tuple[float,
 
 
 def kernel_classes(run: Run, found: Rates) -> list[KernelClass]:
-    """Device work by ``operator_times.CLASSES``, the most time first."""
+    """Device work by ``KERNEL_KINDS``, the most time first."""
     grouped = _grouped(run, found, found.kind, found.kind >= 0)
-    return [KernelClass(CLASSES[at], *figures) for at, *figures in grouped]
+    return [KernelClass(KERNEL_KINDS[at], *figures) for at, *figures in grouped]
 
 
 def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
     """The ``LISTED`` names with the most time, of devices or else of the operators of the CPU. ``kind``: the
-    class of most of its nodes."""
+    class of most of its nodes. Of work before the recording no name is known."""
     chosen = device if device.any() else run.kind == KINDS.index("operator")
-    chosen = chosen & ~run.named(node_classes.BEFORE.__eq__)
+    rows = _grouped(run, find_rates(run), run.name_of, chosen)
     found = []
-    for name, *figures in _grouped(run, find_rates(run), run.name_of, chosen)[:LISTED]:
+    for name, *figures in [row for row in rows if run.names[row[0]] != node_classes.BEFORE][:LISTED]:
         kind = node_classes.CLASSES[int(np.bincount(classes[(run.name_of == name) & chosen]).argmax())]
         found.append(Kernel(*(kind, *figures, run.names[name], not device.any())))
     return found

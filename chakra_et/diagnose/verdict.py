@@ -22,7 +22,7 @@ from chakra_et.diagnose.gains import (
     uneven_steps,
 )
 from chakra_et.diagnose.kernel_names import LONGEST
-from chakra_et.diagnose.node_classes import CLASSES, LOADING, ON_DEVICE, node_classes
+from chakra_et.diagnose.node_classes import BEFORE, CLASSES, LOADING, ON_DEVICE, node_classes
 from chakra_et.diagnose.rates import LISTED, Kernel, top_kernels
 from chakra_et.et.node_attributes import in_phase
 from chakra_et.predict.gpu import on_devices
@@ -168,7 +168,7 @@ def diagnose(run: Run) -> Diagnosis:
     halved = {name: faster(name, 0.5) for name in (*CLASSES[:LOADING], "device")}
     busy = busy_time(aligned)
     has_device = bool(device.any())
-    causes = gone | {"rank": slow_gain, "skew": skew, "bubble": busy.message_wait}
+    causes = gone | {"rank": slow_gain, "skew": skew, "bubble": busy.message_wait - slow_gain}
     causes["imbalance"] = balanced if balanced >= 2 * slow_gain else 0.0  # no few ranks are the cause
     on_path, outside = host_path(aligned, classes)
     bound = _bound(causes, halved, "host" if has_device and outside < 0.5 else "python", has_device)
@@ -193,9 +193,8 @@ def diagnose(run: Run) -> Diagnosis:
         uneven_steps=uneven_steps(run),
     )
     proposals = _proposals(aligned, found, starts, has_device, halved, causes)
-    contradictions = dict(_contradictions(run, found, has_device))
     by_gain = sorted(proposals, key=lambda each: -each.gain)
-    return replace(found, proposals=by_gain, contradictions=contradictions)
+    return replace(found, proposals=by_gain, contradictions=dict(_contradictions(run, found, has_device)))
 
 
 def _bound(causes: dict[str, float], halved: dict[str, float], host: str, has_device: bool) -> str:
@@ -246,10 +245,14 @@ def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], devic
         return f" Of the host's part of the critical path: {listed}." if listed else ""
     if bound == "communication" and _world(run) > len(run.graph.ranks):
         return " Waiting for ranks whose files are missing counts as communication."
-    unknown = not run.graph.attribute("num_ops", 0)[device].any() and "planned_step_micros" not in metadata
-    if bound in ("compute", "memory") and unknown:
-        return " The files lack shapes, so that kernels are told apart by their names and tiles alone."
-    return ""
+    if bound not in ("compute", "memory"):
+        return ""
+    found, lasts = "", run.graph.duration_ns * device
+    if early := lasts[run.named(BEFORE.__eq__)].sum() / max(lasts.sum(), 1):
+        found = f" {early:.0%} of the device's time is work from before the recording, counted as the rest."
+    if not run.graph.attribute("num_ops", 0)[device].any() and "planned_step_micros" not in metadata:
+        found += " The files lack shapes, so that kernels are told apart by their names and tiles alone."
+    return found
 
 
 def _world(run: Run) -> int:
@@ -278,8 +281,7 @@ def _proposals(
         (host, halved["host"], ""),
     ]
     if found.slow_rank is not None:
-        flags = f"--rank {found.slow_rank}" if len(found.slow_ranks) == 1 else ""
-        who = found.slow_names().replace("R", "r", 1)
+        who, flags = found.slow_names().replace("R", "r", 1), f"--rank {','.join(map(str, found.slow_ranks))}"
         tried.append((f"{who} as fast as the others", found.slow_rank_gain, flags))
     for kernel in found.kernels[:1]:
         named = run.named(kernel.name.__eq__)

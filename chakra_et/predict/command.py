@@ -54,7 +54,7 @@ class PredictConfig(SizeFlags):
         None,
         metavar="FACTOR",
     )
-    rank: int | None = option("a rank that computes like the median of the others", None)
+    rank: str | None = option("ranks that compute like the median of the others: 3, or 3,4,5", None)
     gpu: str | None = option(
         "kernels as they would be on another GPU: H100→MI300X or H100:MI300X; or a file of measure-gpu",
         None,
@@ -192,7 +192,7 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
 
         found += [durations.parse_scale(each) for each in config.scale]
         found += [] if config.gpu_kernels is None else [durations.GpuKernels(config.gpu_kernels)]
-        found += [] if config.rank is None else [durations.RankAs(config.rank)]
+        found += [] if config.rank is None else durations.parse_ranks(str(config.rank))
         found += [durations.Overlap()] if config.overlap else []
     return found
 

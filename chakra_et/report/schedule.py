@@ -62,8 +62,7 @@ def schedule_page(
 ) -> str:
     """An HTML page with all pictures in one timeline, each from the moment 0 of a common axis.
 
-    With several pictures, the title of each, best one word, is part of its lanes' labels. Raises
-    ``ValueError`` without spans.
+    With several pictures, the title of each, best one word, is part of its lanes' labels.
     """
     columns = PackedColumns()
     timeline, steps = _add_spans(pictures, columns)
@@ -87,9 +86,8 @@ def _add_spans(
     lanes: list[Any] = []
     rules, steps, kinds = [], [], dict[str, Kind]()
     for picture in pictures:
-        first, own = len(lanes), range(len(picture.lanes))
-        for span in picture.spans:
-            placed.append((first + span.lane, span))
+        first = len(lanes)
+        placed += [(first + span.lane, span) for span in picture.spans]
         head = f"{picture.title} · " if len(pictures) > 1 else ""
         lanes += [(head + label, note, picture.strips) for label, note in picture.lanes]
         rules += [first + lane for lane in picture.rules]
@@ -97,12 +95,10 @@ def _add_spans(
         ends = [*(at for at, _ in marks[1:]), max((span.end for span in picture.spans), default=0.0)]
         steps += [
             (first + lane, label, round(at * 1e9), round(end * 1e9))
-            for lane in own
+            for lane in range(len(picture.lanes))
             for (at, label), end in zip(marks, ends, strict=False)
         ]
         kinds |= picture.kinds
-    if not placed:
-        raise ValueError("these pictures have no spans")
     placed.sort(key=lambda each: (each[0], each[1].strip, each[1].start, each[1].end))
     row_of = [(lane, span.strip) for lane, span in placed]
     rows = {row: at for at, row in enumerate(dict.fromkeys(row_of))}

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.cost.operator_times import CLASSES
-from chakra_et.diagnose.rates import WORK, amount_per_second
+from chakra_et.diagnose.rates import KERNEL_KINDS, WORK, amount_per_second
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import EDGE_NAMES, texts
 from chakra_et.report.run import ANNOTATION, NODE_KINDS, PHASES, ReportRun
@@ -164,7 +163,7 @@ def by_name(run: ReportRun) -> list[Entry]:
         _sum(of_node, launched, count).tolist(),
         map(tuple, by_rank.reshape(count, ranks).tolist()),
         *amounts,
-        [CLASSES[at] if at >= 0 else None for at in work_of.tolist()],
+        [KERNEL_KINDS[at] if at >= 0 else None for at in work_of.tolist()],
         *zip(*run.rates.of(of_node, length, count), strict=True),
     )
     entries = [Entry(*each) for each in zip(*columns, strict=True)]

@@ -6,9 +6,9 @@ Each moment counts as the first of these that applies, so the parts of a step ad
     memory          a copy or memset runs
     communication   data is transferred to or from another rank, and none of the above runs ("exposed")
     wait            communication waits for another rank to arrive, and none of the above runs
-    host overhead   a thread is busy while the device is idle; on a rank without device work, a thread is
+    host            a thread is busy while the device is idle; on a rank without device work, a thread is
                     outside operators, mostly in Python
-    idle            none of these
+    idle            none of these; the microsecond that rounding leaves behind work of the host is the host's
 
 So the breakdown follows the device if a rank has one, and its threads otherwise. Communication that overlaps
 with compute or memory is "hidden"; it is reported separately and is not one of the parts.
@@ -23,7 +23,7 @@ import numpy as np
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
-ACTIVITIES = ("compute", "memory", "communication", "wait", "host overhead", "idle")
+ACTIVITIES = ("compute", "memory", "communication", "wait", "host", "idle")
 COMPUTE, MEMORY, COMMUNICATION, WAIT, HOST, IDLE = range(6)
 
 
@@ -88,6 +88,8 @@ def activity(
             hidden = runs
         state[runs] = number
     hidden &= state < COMMUNICATION
+    rounded = (state == IDLE) & (np.diff(at) <= 1000)  # files have whole microseconds
+    state[1:][rounded[1:] & (state[:-1] == HOST)] = HOST
     # Merge neighbours with the same state.
     new = np.append(True, (state[1:] != state[:-1]) | (hidden[1:] != hidden[:-1]))[: len(state)]
     return Activity(np.append(at[:-1][new], at[-1:]), state[new], hidden[new])

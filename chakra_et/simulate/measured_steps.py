@@ -93,15 +93,15 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
     traced = slowest_ms([facts.traced for facts in known]) or graph
     cost = slowest_ms([of.get("recording_cost_ns") for of in metadata])
     if cost is None:
-        of_graph = "its times hold the cost of recording"
+        of_graph = "the times hold the cost of recording"
     else:
         how = " with PyTorch's observer" if any(facts.observed for facts in known) else ""
         off = f"{cost:.2f} µs per operator taken off for recording{how}"
-        of_graph = f"that of the graph {graph:,.3f} ms ({off})"
+        of_graph = f"the step of the graph takes {graph:,.3f} ms ({off})"
     if not traced:
         return ["no step is marked in the trace; its times hold the cost of recording"]
     if untraced is None:
-        return [f"no untraced step was measured; the traced step takes {traced:,.3f} ms, {of_graph}"]
+        return [f"no untraced step was measured; {of_graph}"]
     ratio = f"ratio {traced / untraced:.2f}" if untraced else "ratio not known"
     return [
         f"the untraced step takes {untraced:,.3f} ms (median of {known[0].untraced_steps}), the traced "

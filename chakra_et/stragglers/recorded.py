@@ -17,6 +17,7 @@ from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.text import list_ranks
 
 NS = 1e-9
 # Ranks that begin further apart than this are reported.
@@ -310,14 +311,10 @@ def _steps(run: Run) -> list[int]:
     for rank, own in zip(run.graph.ranks, numbers, strict=True):
         if own != numbers[0]:
             raise TraceError(
-                f"{run.name}: rank {rank} recorded steps {_span(own)}, but rank {run.graph.ranks[0]} steps "
-                f"{_span(numbers[0])}: record the same steps on all ranks"
+                f"{run.name}: rank {rank} recorded steps {list_ranks(own)}, but rank {run.graph.ranks[0]} "
+                f"steps {list_ranks(numbers[0])}: record the same steps on all ranks"
             )
     return numbers[0]
-
-
-def _span(steps: list[int]) -> str:
-    return ", ".join(map(str, steps)) if len(steps) < 4 else f"{steps[0]} to {steps[-1]} ({len(steps)})"
 
 
 def _optypes(run: Run) -> tuple[list[str], np.ndarray]:

@@ -50,7 +50,7 @@ class Scale:
             raise TraceError(
                 f"--scale: no node's name matches {self.pattern!r}: the longest nodes are {near}"
             )
-        return _scaled(run, setting, chosen, self.factor, f" matching {self.pattern!r}")
+        return scaled(run, setting, chosen, self.factor, f" matching {self.pattern!r}")
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class GpuKernels:
         chosen = (run.graph.attribute("stream", -1) >= 0) & ~run.graph.is_cpu & ~overhead
         if not chosen.any():
             raise TraceError("--gpu-kernels: the run has no work on a device")
-        return _scaled(run, setting, chosen, self.factor, " on devices")
+        return scaled(run, setting, chosen, self.factor, " on devices")
 
 
-def _scaled(run: Run, setting: Setting, chosen: np.ndarray, factor: float, which: str) -> Setting:
+def scaled(run: Run, setting: Setting, chosen: np.ndarray, factor: float, which: str) -> Setting:
     """The setting in which the ``chosen`` nodes take ``factor`` times as long; ``which``: for the note."""
     own, lasting = (
         np.where(chosen, np.minimum(np.rint(times * factor), _LONGEST_NS), times).astype(np.int64)
@@ -85,7 +85,7 @@ class RankAs:
     """Rank ``rank`` computes as fast as the median of the others.
 
     Nodes correspond by name and order. What the rank runs more or less often than the others takes in sum
-    what it takes there. Communication isn't changed but by what the rank no longer delays.
+    what it takes there; what only its host does, nothing. Communication changes by what it no longer delays.
     """
 
     rank: int
@@ -128,6 +128,7 @@ class RankAs:
             ratio = float(np.median(spent[there[:, at], at])) / max(my_spent[at], 1)
             own[nodes[group == at]] = np.rint(own[nodes[group == at]] * ratio)
         own[nodes[chosen]] = np.nanmedian(theirs[:, chosen], axis=0)
+        own[nodes[(count.max(axis=0) == 0)[group] & computing & graph.is_cpu[nodes]]] = 0
         some = f"{len(others)} other" if len(others) < len(ranks) - 1 else "the other"
         return replace(setting, own_ns=own).noting(
             f"rank {self.rank} as the median of {some} ranks: {int(known[group].sum()):,} of its "
@@ -147,6 +148,13 @@ def parse_scale(text: str) -> Scale:
             f"--scale {text!r}: write PATTERN=FACTOR with a factor from 0 on, as 'aten::mm|gemm'=0.5"
         )
     return Scale(pattern, value)
+
+
+def parse_ranks(text: str) -> list[RankAs]:
+    """``3`` or ``3,4,5``. Raises ``ValueError``."""
+    if not all(each.isdecimal() for each in text.split(",")):
+        raise ValueError(f"--rank {text!r}: write numbers of ranks, as 3 or 3,4,5")
+    return [RankAs(int(each)) for each in text.split(",")]
 
 
 @dataclass(frozen=True)

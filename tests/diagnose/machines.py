@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from chakra_et.cli import parse
+from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.simulate.run import Run, make_run
+from chakra_et.predict.command import PredictConfig, changes
+from chakra_et.predict.predict import predict
+from chakra_et.simulate.run import Run, make_run, together
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 GEMM = "ampere_bf16_s16816gemm_bf16_256x128"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+GATHER, SCATTER = "ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"
+HIP = {"call": "hipLaunchKernel"}
 
 
 class Rank:
@@ -85,14 +93,15 @@ class Rank:
         self.streams[stream] = (self._add(collective, length, deps, name=name, **times, **more),)
         return self.streams[stream][0]
 
-    def message(self, make: Callable[..., dict], peer: int, tag: int) -> int:
+    def message(self, make: Callable[..., dict], peer: int, tag: int, length: int = 5) -> int:
         """Sent after all that the compute stream has so far; received beside it."""
         sends = make is send
         stream = 21 if sends else 20
         launch = self.host(self.call, self.launch, "runtime")
         deps = (launch, *self.streams.get(stream, ()), *(self.streams.get(7, ()) if sends else ()))
-        more = {"transfer_micros": 5, "is_cpu_op": 0, "stream": stream, "lane": stream, "comm_tag": tag}
-        found = self._add(make, 5, deps, peer, name="ncclDevKernel_SendRecv", kind="p2p", pg_name="1", **more)
+        more = {"is_cpu_op": 0, "stream": stream, "lane": stream, "comm_tag": tag, "transfer_micros": length}
+        named = {"name": "ncclDevKernel_SendRecv", "kind": "p2p", "pg_name": "1"}
+        found = self._add(make, length, deps, peer, **named, **more)
         self.streams[stream] = (found,)
         return found
 
@@ -113,9 +122,24 @@ class Rank:
         return make_trace(*self.nodes, rank=rank, world_size=ranks, clock_domain="one", trace_start_ns=0)
 
 
-def machine(
-    ranks: int, steps: int, work: Callable[[Rank, int, int], None], begins: Sequence[int] = (), **how: Any
-) -> Run:
+Work = Callable[[Rank, int, int], None]
+
+
+def steady(*kernels: tuple[str, int], times: int = 10, before: Work | None = None, reduce: int = 0) -> Work:
+    """``times`` times these kernels of so many µs, after what comes ``before``, and an all-reduce."""
+
+    def work(rank: Rank, number: int, step: int) -> None:
+        if before:
+            before(rank, number, step)
+        for name, length in kernels * times:
+            rank.kernel(name, length)
+        if reduce:
+            rank.collective(reduce)
+
+    return work
+
+
+def machine(ranks: int, steps: int, work: Work, begins: Sequence[int] = (), **how: Any) -> Run:
     """A run in which each step of each rank is ``work(rank's machine, rank, step)``."""
     traces = []
     for number in range(ranks):
@@ -128,11 +152,11 @@ def machine(
     return make_run("machine", traces, range(ranks), {"1": list(range(ranks))})
 
 
-def one_f_one_b(stages: int, batches: int, slow: int = -1, by: float = 2) -> Run:
-    """Pipeline stages on GPUs, one forward and one backward in turn; ``slow`` takes ``by`` times as long."""
+def one_f_one_b(stages: int, batches: int, *slow: int, by: float = 2) -> Run:
+    """Pipeline stages on GPUs, one forward and one backward in turn; ``slow`` take ``by`` times as long."""
 
     def work(rank: Rank, stage: int, step: int) -> None:
-        times = by if stage == slow else 1
+        times = by if stage in slow else 1
 
         def one_pass(length: int, source: int, target: int, tag: int) -> None:
             got = [rank.message(recv, source, tag)] if 0 <= source < stages else []
@@ -166,3 +190,20 @@ def as_recorded(run: Run, *ranks: int) -> Run:
         traces.append(replace(trace, attributes=attributes, **times_of))
     kept = list(ranks) or run.graph.ranks
     return make_run("recorded", [traces[rank] for rank in kept], kept, run.comm_groups)
+
+
+Machines = dict[str, tuple[Callable[[], Run], str, int | None]]
+"""What it is → its run, what bounds it, and the slowest rank."""
+
+
+def check_verdict(machines: Machines, name: str) -> None:
+    """The verdict is right, and what ``predict`` computes for the flags of each proposal is its gain."""
+    make, bound, slow = machines[name]
+    run = make()
+    found = diagnose(run)
+    assert (found.bound, found.slow_rank) == (bound, slow), found.lines()
+    for each in found.proposals:
+        if each.flags:
+            config = parse(PredictConfig, [run.name, *shlex.split(each.flags)])
+            told = predict(together(run) if config.starts == "together" else run, changes(config, run))
+            assert 1 - told.after_ms / told.before_ms == pytest.approx(each.gain, abs=1e-6), each

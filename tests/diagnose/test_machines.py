@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
 from chakra_et.diagnose.verdict import diagnose
-from chakra_et.simulate.run import Run
-from tests.diagnose.machines import GEMM, Rank, machine, one_f_one_b
-
-Work = Callable[[Rank, int, int], None]
-
-
-def steady(*kernels: tuple[str, int], times: int = 10, before: Work | None = None, reduce: int = 0) -> Work:
-    """``times`` times these kernels of so many µs, after what comes ``before``, and an all-reduce."""
-
-    def work(rank: Rank, number: int, step: int) -> None:
-        if before:
-            before(rank, number, step)
-        for name, length in kernels * times:
-            rank.kernel(name, length)
-        if reduce:
-            rank.collective(reduce)
-
-    return work
+from tests.diagnose.machines import (
+    GATHER,
+    GEMM,
+    HIP,
+    Machines,
+    Rank,
+    check_verdict,
+    machine,
+    one_f_one_b,
+    steady,
+)
 
 
 def lightning_loads(rank: Rank, number: int, step: int) -> None:
@@ -81,7 +73,7 @@ def slow_node(rank: Rank, number: int, step: int) -> None:
 
 def sharded(rank: Rank, number: int, step: int) -> None:
     for _ in range(8):
-        rank.kernel(GEMM, 250, [rank.collective(600, name="ncclDevKernel_AllGather_RING_LL", comm_type=2)])
+        rank.kernel(GEMM, 250, [rank.collective(600, name=GATHER, comm_type=2)])
 
 
 def overlapped(rank: Rank, number: int, step: int) -> None:
@@ -109,8 +101,7 @@ NVJET = ("nvjet_hsh_128x128", 300)
 PRODUCT, NORM = ("sm80_xmma_fprop_implicit_gemm_f16", 300), ("void cudnn::bn_fw_tr_1C11_kernel_NCHW", 400)
 CASTS = ("triton_poi_fused__to_copy_convert_element_type_3", 300)
 AMD = ("miopenSp3AsmConv_v30_3_1_gfx9_fp16_dot2", 300), ("Cijk_Ailk_Bljk_BBS_BH", 300), ("elementwise", 100)
-HIP = {"call": "hipLaunchKernel"}
-MACHINES: dict[str, tuple[Callable[[], Run], str, int | None]] = {
+MACHINES: Machines = {
     "Lightning waits for a batch of twice the kernels' time": (
         lambda: machine(1, 4, steady(NVJET, before=lightning_loads)), "data loading", None,
     ),
@@ -166,15 +157,13 @@ MACHINES: dict[str, tuple[Callable[[], Run], str, int | None]] = {
     "1F1B, four stages, 64 micro-batches: receives are posted early, which is no bubble": (
         lambda: one_f_one_b(4, 64), "compute", None,
     ),
-    "1F1B, 32 micro-batches: stage 2 takes twice as long": (lambda: one_f_one_b(4, 32, slow=2), "rank", 2),
+    "1F1B, 32 micro-batches: stage 2 takes twice as long": (lambda: one_f_one_b(4, 32, 2), "rank", 2),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_machines(name: str) -> None:
-    make, bound, slow = MACHINES[name]
-    found = diagnose(make())
-    assert (found.bound, found.slow_rank) == (bound, slow), found.lines()
+    check_verdict(MACHINES, name)
 
 
 def test_slow_ranks_are_named_together() -> None:

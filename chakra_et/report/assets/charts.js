@@ -6,7 +6,7 @@ function legend(entries) {
 }
 
 // Greys, on which white letters can't be read.
-const PALE = ["idle", "host overhead", "device overhead", "annotation"];
+const PALE = ["idle", "host", "host overhead", "device overhead", "annotation"];
 
 // rows: [{label, parts: [ns], marks: [[ns, title]], note, hints: {name: text}}], names of the parts.
 function stackedBars(rows, names, { onrow = null } = {}) {

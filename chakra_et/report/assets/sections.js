@@ -53,7 +53,7 @@ const HELP = {
   memory: "a copy or memset runs, and no kernel",
   communication: "exposed communication: data is on its way, and no kernel or copy runs",
   wait: "a communication waits for another rank to arrive",
-  "host overhead": "threads are busy while the device has nothing to do; without device work, time outside of operators",
+  host: "threads are busy while the device has nothing to do; without device work, time outside of operators",
   idle: "none of these",
 };
 
@@ -78,7 +78,7 @@ function breakdown(content) {
   return section("breakdown", "Where the time went",
     el("div", { class: "toolbar" }, legend(content.activities.map(name => [name, `var(${variable(name)})`, HELP[name]])), el("span", { class: "space" }), several ? select : null),
     choice,
-    el("p", { class: "muted" }, "Each moment counts once, for the first that applies: compute, memory, exposed communication, wait, host overhead, idle. The mark on a bar is the replayed time."),
+    el("p", { class: "muted" }, "Each moment counts once, for the first that applies: compute, memory, exposed communication, wait, host, idle. The mark on a bar is the replayed time."),
     idleBars(content), phases, pathBar(content), stepTable(content, steps));
 }
 
