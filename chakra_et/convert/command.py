@@ -101,21 +101,11 @@ class ConvertConfig:
             trace_sets.rank_choice(self.ranks)
         except ValueError as error:
             raise ValueError(f"--ranks {error}") from None
-        self.pair_options()
 
-    def _as(self, kind: Callable[..., Kind], **others: Any) -> Kind:
+    def options(self, kind: Callable[..., Kind], **others: Any) -> Kind:
         """Options of another kind: the fields that have the same name here, and ``others``."""
         names = {name for name in inspect.signature(kind).parameters if hasattr(self, name)}
         return kind(**{name: getattr(self, name) for name in names} | others)
-
-    def pair_options(self) -> PairOptions:
-        """The options for converting one rank."""
-        return self._as(PairOptions)
-
-    def run_options(self, keep: bool) -> RunOptions:
-        """The options for converting runs. ``keep``: keep valid files of an earlier conversion."""
-        ranks = trace_sets.rank_choice(self.ranks) if self.ranks else None
-        return self._as(RunOptions, workers=self.workers or default_workers(), ranks=ranks, keep=keep)
 
     def paths(self) -> list[Path]:
         """The files that are named, or in the folder."""
@@ -185,8 +175,11 @@ def _records(paths: list[Path], config: ConvertConfig) -> int:
 def convert(config: ConvertConfig, sets: list[TraceSet], keep: bool = False) -> list[SetResult]:
     """Convert ``sets``. With ``keep``, keep files that are valid and newer than their traces."""
     pairs = sum(len(traces.pairs) for traces in sets)
+    ranks = trace_sets.rank_choice(config.ranks) if config.ranks else None
+    workers = config.workers or default_workers()
+    run = config.options(RunOptions, workers=workers, ranks=ranks, keep=keep)
     with progress_bar(pairs, "converting") as progress:
-        return convert_sets(sets, config.pair_options(), config.run_options(keep), progress)
+        return convert_sets(sets, config.options(PairOptions), run, progress)
 
 
 def command(work: Callable[[], int]) -> int:
