@@ -53,7 +53,30 @@ class ExportConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = cli.parse(ExportConfig, argv, description="Write a run in a format of other tools.")
-    export(config)
+    chosen = find_run(config.names, config.allow_missing_ranks)
+    files, form = files_of(chosen), config.format
+    output = config.output or f"{files.folder / files.name}{DEFAULTS.get(form, '')}"
+    if form in tables.WRITERS:
+        run = load(chosen)
+        for name, table in tables.TABLES.items():
+            _write(Path(f"{output}_{name}.{form}"), partial(tables.WRITERS[form], table(run)))
+        print(f"{len(run.graph):,} nodes, {len(run.graph.source):,} dependencies")
+        return 0
+    traces, notes = device_traces(chosen)
+    for note in notes:
+        print(f"note: {note}: the nodes of the .et files are written", file=sys.stderr)
+    if form == "tensorboard":
+        to_tensorboard(load(chosen), Path(output), traces)
+        print(f"{output}: look at it by `tensorboard --logdir {output}`")
+        return 0
+    whole = bool(traces) and not notes
+    for note in chosen.notes if whole and isinstance(chosen, RankSet) else ():
+        print(f"warning: {note}", file=sys.stderr)
+    source = partial(events.recorded_events, traces) if whole else partial(events.node_events, load(chosen))
+    write = events.write_perfetto if form == "perfetto" else events.write_chrome
+    count = _write(Path(output), partial(write, source))
+    of = f"of {len(traces)} ranks, as they were recorded" if whole else "that are nodes of .et files"
+    print(f"{count:,} slices {of}")
     return 0
 
 
@@ -64,33 +87,6 @@ def _write(path: Path, write: Callable[[IO[bytes]], int | None]) -> int | None:
         found = write(into)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return found
-
-
-def export(config: ExportConfig) -> None:
-    chosen = find_run(config.names, config.allow_missing_ranks)
-    files, form = files_of(chosen), config.format
-    output = config.output or f"{files.folder / files.name}{DEFAULTS.get(form, '')}"
-    if form in tables.WRITERS:
-        run = load(chosen)
-        for name, table in tables.TABLES.items():
-            _write(Path(f"{output}_{name}.{form}"), partial(tables.WRITERS[form], table(run)))
-        print(f"{len(run.graph):,} nodes, {len(run.graph.source):,} dependencies")
-        return
-    traces, notes = device_traces(chosen)
-    for note in notes:
-        print(f"note: {note}: the nodes of the .et files are written", file=sys.stderr)
-    if form == "tensorboard":
-        to_tensorboard(load(chosen), Path(output), traces)
-        print(f"{output}: look at it by `tensorboard --logdir {output}`")
-        return
-    whole = bool(traces) and not notes
-    for note in chosen.notes if whole and isinstance(chosen, RankSet) else ():
-        print(f"warning: {note}", file=sys.stderr)
-    source = partial(events.recorded_events, traces) if whole else partial(events.node_events, load(chosen))
-    write = events.write_perfetto if form == "perfetto" else events.write_chrome
-    count = _write(Path(output), partial(write, source))
-    of = f"of {len(traces)} ranks, as they were recorded" if whole else "that are nodes of .et files"
-    print(f"{count:,} slices {of}")
 
 
 def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:

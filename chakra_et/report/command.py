@@ -49,11 +49,6 @@ class ReportConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = cli.parse(ReportConfig, argv, description="Write one HTML page about a run.")
-    write_report(config)
-    return 0
-
-
-def write_report(config: ReportConfig) -> None:
     if many := _many_ranks(config):
         name = str(many.folder / many.name)
         how = config.allow_missing_ranks, config.skeletons, config.cluster
@@ -62,7 +57,7 @@ def write_report(config: ReportConfig) -> None:
         output = path_of(config.output) if config.output else many.page_file
         size = write_page(output, "many", f"{many.name}: report", found, columns)
         _tell(config, found, output, size)
-        return
+        return 0
     chosen = find_run(config.names, config.allow_missing_ranks)
     run = load(chosen)
     traces, notes = device_traces(chosen)
@@ -75,6 +70,7 @@ def write_report(config: ReportConfig) -> None:
 
         write_workbook(run, found["headline"], Path(config.xlsx))
     _tell(config, with_names(found), output, size)
+    return 0
 
 
 def _many_ranks(config: ReportConfig) -> RunFiles | None:

@@ -64,11 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         CompareConfig, argv, description="Compare runs: step times, breakdown, operators, modules."
     )
-    compare(config)
-    return 0
-
-
-def compare(config: CompareConfig) -> None:
     runs = [find_run([name], config.allow_missing_ranks) for name in config.names]
     sides = [side(load(run)) for run in runs]  # one run at a time is in memory
     found = compare_content(sides)
@@ -81,6 +76,7 @@ def compare(config: CompareConfig) -> None:
         written = write_page(Path(config.output), "compare", title, found, PackedColumns())
         if not config.json:
             print(f"\n{config.output}: {written / 1e6:.1f} MB, open it in a browser")
+    return 0
 
 
 @dataclass(frozen=True)
