@@ -149,7 +149,7 @@ def _add_flag(
         number = {int: "N", float: "X"}.get(options["type"], word)
         options["metavar"] = metadata.get("metavar") or number
     if several:
-        options |= {"action": "extend", "default": list(options.get("default", ()))}
+        options["action"] = _Collect
     # A trailing underscore avoids a Python keyword: ``for_`` is --for.
     name = field.name.rstrip("_")
     names = [metadata["short"]] if "short" in metadata else []
@@ -267,7 +267,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help or "", action.default
-        if default is None or default is False or default in ("", (), [], argparse.SUPPRESS):
+        if default is None or default is False or default in ("", (), argparse.SUPPRESS):
             return text
         shown = "on" if default is True else f"{default:g}" if type(default) is float else str(default)
         if isinstance(default, tuple):
@@ -280,3 +280,13 @@ def _fail(sentence: str, status: int) -> int:
 
     print(printable(redacted(sentence)), file=sys.stderr)
     return status
+
+
+class _Collect(argparse.Action):
+    """The values of a flag in place of its default; of one that is given several times, all of them."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if earlier is self.default else [*earlier, *values])

@@ -87,6 +87,17 @@ def test_accepted_spellings() -> None:
     )
 
 
+@dataclass
+class Sizes:
+    sizes: tuple[int, ...] = field(default=(1,), metadata={"help": "sizes"})
+
+
+def test_values_replace_the_default_and_add_up() -> None:
+    assert parse(Sizes, []).sizes == (1,)
+    assert parse(Sizes, ["--sizes", "2"]).sizes == (2,)
+    assert parse(Sizes, ["--sizes", "2", "3", "--sizes", "4"]).sizes == (2, 3, 4)
+
+
 def test_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["validate", "x", "--nope"])
