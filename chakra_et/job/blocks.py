@@ -81,7 +81,7 @@ def _unit(stretches: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """The names of the operators of a block: the shortest sequence that repeats over the longest part of a
     stretch; empty for none."""
     best: tuple[int, int, tuple[str, ...]] = (0, 0, ())
-    for names in {tuple(each) for each in stretches}:
+    for names in dict.fromkeys(map(tuple, stretches)):
         number = {name: at for at, name in enumerate(dict.fromkeys(names))}
         codes = np.array([number[name] for name in names])
         for period in range(LEAST_OPERATORS, len(codes) // 2 + 1):

@@ -255,7 +255,10 @@ def test_a_name_without_the_rank_says_which_name_is_right(
 def test_ranks_that_are_not_there(
     folder: Path, ranks: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert convert(folder, capsys, "--ranks", ranks)[0] == status
+    assert main(["convert", str(folder), "--ranks", ranks]) == status
+    assert ("run convert_remaining.py once all ranks are there" in capsys.readouterr().out) == (not status)
+    assert main(["convert", str(folder)]) == 0
+    assert "convert_remaining.py" not in capsys.readouterr().out
 
 
 def test_ranks_in_the_wrong_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chakra_et.errors import TraceError
-from chakra_et.job.blocks import find_blocks
+from chakra_et.job.blocks import _unit, find_blocks
 from chakra_et.job.operators import ENGINE, Operators, operators_of
 from tests.simulate.replay_traces import cpu, kernel, make_trace
 
@@ -70,3 +70,14 @@ def test_blocks_are_modules_of_one_class_where_these_are_known(behind: tuple[str
 def test_what_does_not_repeat_one_after_the_other_is_no_block(names: tuple[str, ...]) -> None:
     with pytest.raises(TraceError, match="made: no repeated blocks were recognised on rank 0"):
         find_blocks({0: model(names, 1)}, "made")
+
+
+def test_of_blocks_that_other_operators_part_the_longest_row_counts() -> None:
+    found = find_blocks({0: model((*BLOCK * 2, "aten::tanh", *BLOCK * 3), 1)}, "made")[0]
+    assert found.held == 3
+    assert found.block[:21].tolist() == [-1] * 9 + [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_of_two_passes_that_repeat_as_much_the_first_shows_the_block() -> None:
+    other = ("aten::conv1d", *BLOCK[1:])
+    assert _unit([BLOCK * 2, other * 2]) == BLOCK and _unit([other * 2, BLOCK * 2]) == other

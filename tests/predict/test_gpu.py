@@ -366,6 +366,13 @@ def test_models_left_out_are_within_two_deviations() -> None:
     assert [row for row in rows if abs(np.log1p(row.error)) > 2 * known[row.kind] + 0.01] == []
 
 
+def test_a_fused_kernel_of_another_library_reaches_half_of_the_peak() -> None:
+    """As FlashAttention does in its forward pass; the backward pass is slower."""
+    work = OperatorCall("attention", 4.0 * 64 * 8192**2 * 128, 1, batch=64, queries=8192, keys=8192, size=128)
+    share = work.operations / (H100.micros(replace(work, tested=False)) * H100.peak(work.type) / 1e6)
+    assert 0.45 < share < 0.8
+
+
 def test_a_convolution_launches_a_kernel_for_each_pass() -> None:
     later = replace(H100, parameters={**H100.parameters, "convolution.launch": 100.0}, seen={})
     for passes in (1, 2, 4):

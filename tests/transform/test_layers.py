@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,24 +25,26 @@ from tests.simulate.replay_traces import collective, cpu, make_trace
 BLOCKS, MIB = 3, 1 << 20
 
 
-def rank(sizes: tuple[int, ...]) -> ExecutionTrace:
+def rank(sizes: tuple[int, ...], gap: bool = False) -> ExecutionTrace:
     """Three blocks of four operators and two gradients of 1 MiB; behind the last of each of ``sizes`` bytes,
-    its all-reduce is launched, for 11, 12, … µs. The thread waits for all of them at the end."""
+    its all-reduce is launched, for 11, 12, … µs. The thread waits for all of them at the end. ``gap``: it rests in each block's forward pass."""
     nodes, gradients, calls = [], [], []
     ends = np.cumsum(sizes).tolist()
 
-    def add(name: str, phase: str, lane: int, micros: int = 5, **more: int) -> int:
+    def add(name: str, phase: str, lane: int, micros: int = 5, **more: Any) -> int:
         number = len(nodes) + 1
         before = next((node["id"] for node in reversed(nodes) if node.get("lane") == lane), 0)
         deps = (before,) if before else ()
         kind = {"kind": "operator", "phase": phase, "lane": lane}
-        nodes.append(cpu(number, micros, deps, name=name, start=10 * number, **kind, **more))
+        nodes.append(cpu(number, micros, deps, name=name, start=10 * number, **kind | more))
         return number
 
     add("aten::embedding", "forward", 0, seq_id=0)
     for block in range(BLOCKS):
         for at, name in enumerate(("aten::norm", "aten::mm", "aten::gelu", "aten::add")):
             add(name, "forward", 0, seq_id=4 * block + at + 1)
+            if gap and at == 1:
+                add("rest", "forward", 0, kind="host-overhead")
     behind = add("aten::loss", "forward", 0)
     loss = add(f"{ENGINE}: Loss", "backward", 1, seq_id=4 * BLOCKS + 1)
     nodes[loss - 1]["deps"] = (behind,)
@@ -164,3 +167,10 @@ def test_a_block_with_other_parameters_is_named() -> None:
         TraceError, match="blocks 0 and 2 repeat their operators, and have gradients of other"
     ):
         layered(replace(trace, inputs=replace(trace.inputs, shapes=shapes)), "2x")
+
+
+def test_a_rest_between_operators_of_a_block_stays_there_in_each_copy() -> None:
+    made, _ = layered(rank((MIB,) * 6, gap=True), "2x")
+    forward = [made.names[row] for row in np.flatnonzero(made.column("lane") == 0).tolist()]
+    whole = ["aten::norm", "aten::mm", "rest", "aten::gelu", "aten::add"]
+    assert forward == ["aten::embedding", *whole * 6, "aten::loss"]
