@@ -184,6 +184,11 @@ def test_the_work_of_a_step() -> None:
     assert {node.micros for node in again if node.name == "gloo:all_gather"} == {1000}
 
 
+def test_a_piece_has_the_rows_of_one_rank() -> None:
+    """Of 3 rows of 5 floats, 2; of two ranks' 4 rows, 2; a vector has rows of one."""
+    assert [unit(0, (1, 2, 3), shape).shard_bytes(2) for shape in ((3, 5), (4, 5), (7,))] == [40, 40, 16]
+
+
 def test_the_root_is_reduced_before_a_first_block_whose_input_needs_no_gradient() -> None:
     root = unit(-1, (5, 25, 60), (8,))
     blocks = [unit(0, (10, 40, 60), (2,)), unit(1, (20, 30, 40), (4,))]

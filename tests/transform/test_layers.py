@@ -27,7 +27,8 @@ BLOCKS, MIB = 3, 1 << 20
 
 def rank(sizes: tuple[int, ...], gap: bool = False) -> ExecutionTrace:
     """Three blocks of four operators and two gradients of 1 MiB; behind the last of each of ``sizes`` bytes,
-    its all-reduce is launched, for 11, 12, … µs. The thread waits for all of them at the end. ``gap``: it rests in each block's forward pass."""
+    its all-reduce is launched, for 11, 12, … µs. The thread waits for all of them at the end.
+    ``gap``: it rests in each block's forward pass."""
     nodes, gradients, calls = [], [], []
     ends = np.cumsum(sizes).tolist()
 

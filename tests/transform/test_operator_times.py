@@ -60,3 +60,14 @@ def test_operators_on_lists_follow_the_elements_of_all_tensors() -> None:
     trace = with_inputs(trace, {0: b"[[[4096],[4096]],[]]", 1: b"[[4096],[]]"})
     made, count = resized(trace, lambda text: text.replace(b"4096", b"12288"))
     assert made.duration_micros.tolist() == [300, 120] and count.tolist() == [2, 140, 420]
+
+
+def test_in_one_phase_the_shapes_of_others_stay() -> None:
+    trace = make_trace(
+        cpu(1, 100, name="aten::mul_", kind="operator", phase="backward"),
+        cpu(2, 100, (1,), name="aten::mul_", kind="operator", phase="optimizer"),
+    )
+    trace = with_inputs(trace, dict.fromkeys((0, 1), b"[[65536],[]]"))
+    made, count = resized(trace, lambda text: text.replace(b"65536", b"32768"), b"optimizer")
+    assert made.inputs is not None and made.inputs.shapes == [b"[[65536],[]]", b"[[32768],[]]"]
+    assert made.duration_micros.tolist() == [100, 50] and count.tolist() == [1, 100, 50]

@@ -12,7 +12,7 @@ from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.job.mesh import Mesh
 from chakra_et.job.operators import GRADIENT, operators_of
 from chakra_et.transform.changes import RankTraces
-from chakra_et.transform.reductions import _last_in
+from chakra_et.transform.reductions import _last_in, _shared_groups
 from chakra_et.transform.tensors import Sizes, find_sharding, find_sizes, resizing, with_shards
 from tests.job.test_gradients import two_passes
 from tests.simulate.replay_traces import collective, cpu, make_trace
@@ -101,3 +101,9 @@ def test_shards_are_told_by_gradients_heads_and_gathered_tensors() -> None:
     operators = {0: operators_of(replace(trace, inputs=whole), "made")}
     with pytest.raises(TraceError, match="the size 5 is that of a shard and of a whole tensor"):
         find_sharding(operators, {"1"}, 2, 4, "made")
+
+
+def test_groups_of_another_axis_share_nothing_between_replicas() -> None:
+    about = ("mesh_tp", "mesh_dp", "default_pg")
+    nodes = [collective(at, 1, (), str(at), pg_description=text) for at, text in enumerate(about, 1)]
+    assert _shared_groups({0: make_trace(*nodes)}) == {"2", "3"}
