@@ -102,3 +102,11 @@ def give_back(rows: int) -> None:
     if rows >= WORTH_ROWS:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_memory() -> None:
+    """Let this process keep what large arrays leave behind for the next ones. The C library of Linux maps
+    each array above 32 MB anew: with millions of nodes, clearing its pages takes a quarter of the time."""
+    with contextlib.suppress(OSError, AttributeError):
+        for parameter, value in ((-1, -1), (-4, 0)):  # nothing is trimmed, and nothing mapped
+            ctypes.CDLL(None).mallopt(parameter, value)

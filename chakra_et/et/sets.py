@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from chakra_et.arrays import keep_memory
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
 from chakra_et.et import record
@@ -80,6 +81,8 @@ class RankSet:
         """The ranks; ``skeletons`` "on" makes those that no conversion wrote, on ``cluster`` or here; the
         notes say what their nodes are. Raises ``TraceError`` for one that can't be read."""
         paths, traces = list(self.files.values()), []
+        if len(paths) > MANY_RANKS:
+            keep_memory()
         if skeletons == "on" or cluster:  # most commands do without
             from chakra_et.ranks.cluster import each_rank
             from chakra_et.ranks.skeleton_file import skeleton

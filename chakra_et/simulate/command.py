@@ -105,13 +105,9 @@ def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[st
     sentences = []
     for semantics, ranks in reports.items():
         for rank in ranks:
-            error = rank.total.error_percent
+            error, who = rank.total.error_percent, f"rank {rank.rank} ({semantics})"
             if error is None:
-                sentences.append(
-                    f"rank {rank.rank} ({semantics}) has no measured time to check against --max-error"
-                )
+                sentences.append(f"{who} has no measured time to check against --max-error")
             elif abs(error) > max_error:
-                sentences.append(
-                    f"rank {rank.rank} ({semantics}) is off by {error:+.2f}%, more than {max_error:g}%"
-                )
+                sentences.append(f"{who} is off by {error:+.2f}%, more than {max_error:g}%")
     return sentences

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -40,7 +40,8 @@ class ReplayGraph:
     """The N nodes and E dependencies of T traces. Arrays are int64 unless noted.
 
     - ``first[T + 1]``: the number of each trace's first node
-    - ``trace_of[N]``: index of the node's trace; ``row[N]``: its row there
+    - ``trace_of[N]``: index of the node's trace; ``row[N]``: its row there; ``in_rows``: takes columns of
+      the traces, one after another, into the order of nodes
     - ``types[N]`` uint8; ``is_cpu[N]`` bool; ``duration_ns[N]``
     - ``group[N]``: index into ``groups``, the names of process groups
     - ``source[E]``, ``target[E]``: node numbers
@@ -60,6 +61,7 @@ class ReplayGraph:
     first: np.ndarray
     trace_of: np.ndarray
     row: np.ndarray
+    in_rows: np.ndarray | slice
     types: np.ndarray
     is_cpu: np.ndarray
     group: np.ndarray
@@ -83,13 +85,12 @@ class ReplayGraph:
 
     def gather(self, columns: list[np.ndarray]) -> np.ndarray:
         """One column per trace, in row order, as one array in node order."""
-        gathered: np.ndarray = np.concatenate(columns)[self.first[self.trace_of] + self.row]
-        return gathered
+        return _gathered(self.in_rows, columns)
 
     def scatter(self, values: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Values in node order as one int64 array per trace, in row order."""
         flat = np.empty(len(self), dtype=np.int64)
-        flat[self.first[self.trace_of] + self.row] = values
+        flat[self.in_rows] = values
         return [flat[a:b] for a, b in zip(self.first[:-1], self.first[1:], strict=True)]
 
     def rank(self, node: int) -> int:
@@ -100,21 +101,6 @@ class ReplayGraph:
         """``node 12 'aten::mm'``, for messages."""
         trace, row = self.traces[int(self.trace_of[node])], int(self.row[node])
         return f"node {trace.ids[row]} {trace.names[row][:80]!r}"
-
-    def lanes(self) -> np.ndarray:
-        """int64[N]: the thread, stream or communicator of each node, -1 for none.
-
-        The attribute ``lane`` if the file has it. Otherwise the thread of a CPU node, the stream of a device
-        node, or the group of a collective without a stream. A send or receive without a stream has no lane,
-        as a receive must not block the nodes after it.
-        """
-        lane, tid, stream = (self.attribute(name, -1) for name in ("lane", "tid", "stream"))
-        is_message = (self.types >= NodeType.COMM_SEND) & (self.types != NodeType.COMM_COLL)
-        choices = [lane >= 0, self.is_cpu, stream >= 0, is_message, self.types == NodeType.COMM_COLL]
-        kind = np.select(choices, [0, 1, 2, 3, 4], default=5)
-        value = np.select(choices[:3], [lane, tid, stream], default=self.group)
-        values, code = coded(value)
-        return np.where(kind == 3, -1, (self.trace_of * 6 + kind) * len(values) + code)
 
     @cached_property
     def all_edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -127,14 +113,30 @@ class ReplayGraph:
 
     @cached_property
     def in_lanes(self) -> Lanes:
-        """The nodes by lane."""
-        lane = self.lanes()
-        alone = lane < 0
-        lane = coded(np.where(alone, lane.max(initial=0) + np.cumsum(alone), lane))[1]
-        nodes = np.lexsort((self.position, lane))
+        """The nodes by lane.
+
+        A lane is the attribute ``lane`` if the file has it. Otherwise the thread of a CPU node, the stream of
+        a device node, or the group of a collective without a stream. A send or receive without a stream has
+        no lane, as a receive must not block the nodes after it.
+        """
+        lanes, order, count = [], [], 0
+        for trace, low, high in zip(self.traces, self.first[:-1], self.first[1:], strict=True):
+            own = slice(low, high)
+            types, row = self.types[own], self.row[own]
+            lane, tid, stream = (trace.column(name, -1)[row] for name in ("lane", "tid", "stream"))
+            is_message = (types >= NodeType.COMM_SEND) & (types != NodeType.COMM_COLL)
+            choices = [lane >= 0, self.is_cpu[own], stream >= 0, is_message, types == NodeType.COMM_COLL]
+            kind = np.select(choices, [0, 1, 2, 3, 4], default=5)
+            chosen = [lane, tid, stream, np.arange(len(row)), self.group[own]]
+            values, code = coded(np.select(choices, chosen, default=0))
+            _, lane = coded(kind * len(values) + code)
+            lanes.append(lane + count)
+            order.append(np.lexsort((self.position[own], lane)) + low)
+            count += int(lane.max()) + 1
+        lane, nodes = np.concatenate(lanes), np.concatenate(order)
         spot = np.empty(len(nodes), np.int64)
         spot[nodes] = np.arange(len(nodes))
-        return Lanes(lane, nodes, spot, np.searchsorted(lane[nodes], np.arange(int(lane.max()) + 2)))
+        return Lanes(lane, nodes, spot, np.append(0, np.cumsum(np.bincount(lane))))
 
 
 def build_graph(
@@ -160,12 +162,9 @@ def build_graph(
         targets.append(target + start)
     source, target, row = np.concatenate(sources), np.concatenate(targets), np.concatenate(rows)
     trace_of = np.repeat(np.arange(len(traces)), np.diff(first))
-    in_order = first[trace_of] + row
-
-    def gather(columns: list[np.ndarray]) -> np.ndarray:
-        gathered: np.ndarray = np.concatenate(columns)[in_order]
-        return gathered
-
+    place = first[trace_of] + row
+    in_rows = slice(None) if (np.diff(place) == 1).all() else place
+    gather = partial(_gathered, in_rows)
     is_cpu = gather([trace.column("is_cpu_op") for trace in traces]) != 0
     duration = gather([trace.duration_micros for trace in traces]).astype(np.int64) * 1000
     latency = gather([trace.column("launch_latency_ns", -1) for trace in traces])
@@ -186,6 +185,7 @@ def build_graph(
         first=first,
         trace_of=trace_of,
         row=row,
+        in_rows=in_rows,
         types=gather([trace.types for trace in traces]),
         is_cpu=is_cpu,
         group=gather([_group_column(trace, groups) for trace in traces]),
@@ -203,9 +203,19 @@ def build_graph(
     if np.any(source >= target):
         order = topological_order(len(graph), source, target)
         if len(order) < len(graph):
-            raise TraceError(_describe_cycle(graph))
+            cycle = find_cycle(len(graph), source, target)
+            names = ", ".join(map(graph.describe, cycle[:4])) + (", …" if len(cycle) > 4 else "")
+            raise TraceError(
+                f"the dependencies of rank {graph.rank(cycle[0])} form a cycle of {len(cycle)} nodes "
+                f"({names}), which no simulator can finish: convert the trace again"
+            )
         graph.position[order] = np.arange(len(graph))
     return graph
+
+
+def _gathered(in_rows: np.ndarray | slice, columns: list[np.ndarray]) -> np.ndarray:
+    gathered: np.ndarray = np.concatenate(columns)[in_rows]
+    return gathered
 
 
 def _check_ranks(traces: Sequence[ExecutionTrace], ranks: Sequence[int]) -> None:
@@ -294,12 +304,3 @@ def _clocks(traces: list[ExecutionTrace]) -> np.ndarray | None:
             return None
         offsets = [0] * len(traces)
     return None if None in origins else np.array(origins, np.int64) + np.array(offsets, np.int64)
-
-
-def _describe_cycle(graph: ReplayGraph) -> str:
-    cycle = find_cycle(len(graph), graph.source, graph.target)
-    names = ", ".join(map(graph.describe, cycle[:4])) + (", …" if len(cycle) > 4 else "")
-    return (
-        f"the dependencies of rank {graph.rank(cycle[0])} form a cycle of {len(cycle)} nodes ({names}), "
-        "which no simulator can finish: convert the trace again"
-    )

@@ -64,8 +64,8 @@ class Schedule:
             raise TraceError(
                 f"the durations add up to {total / 1e9:.3g} s, more than can be replayed: change them by less"
             )
-        own, lasting, start = own_ns[self.order], lasting_ns[self.order], release_ns[self.order]
-        end = np.empty_like(start)
+        own, end = own_ns[self.order], np.empty_like(own_ns)
+        start = release_ns[self.order] if release_ns.any() else np.zeros_like(own)
         for each in self.rounds:
             begin = start[each.nodes]
             if len(each.entered):
@@ -75,7 +75,7 @@ class Schedule:
             if each.joint:
                 last = np.maximum.reduceat(begin, each.groups)
                 members = np.diff(np.append(each.groups, len(begin)))
-                end[each.nodes] = np.repeat(last, members) + lasting[each.nodes]
+                end[each.nodes] = np.repeat(last, members) + lasting_ns[self.order[each.nodes]]
                 continue
             length = own[each.nodes]
             passed = np.cumsum(length) - each.apart_ns

@@ -45,12 +45,6 @@ class RankReplay:
     start_error_us: tuple[float, float] | None
     shares: Shares | None = None
 
-    @property
-    def worst_step_percent(self) -> float | None:
-        """The step error with the largest magnitude, in percent."""
-        errors = [step.error_percent for step in self.steps if step.error_percent is not None]
-        return max(errors, key=abs, default=None)
-
     def as_json(self) -> dict[str, Any]:
         """Times in µs, errors in percent; None without a measurement."""
         median, p95 = self.start_error_us or (None, None)
@@ -96,7 +90,8 @@ def table(reports: dict[str, list[RankReplay]]) -> list[str]:
     ]  # fmt: skip
     for semantics, ranks in reports.items():
         for rank in ranks:
-            worst, error, shares = _signed(rank.worst_step_percent), "-", ("-", "-", "-")
+            errors = [step.error_percent for step in rank.steps if step.error_percent is not None]
+            worst, error, shares = _signed(max(errors, key=abs, default=None)), "-", ("-", "-", "-")
             if rank.start_error_us is not None:
                 error = "{:,.1f} ({:,.1f})".format(*rank.start_error_us)
             if rank.shares is not None:

@@ -296,6 +296,7 @@ def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[in
     crowd, most, pace, found = ([0] * len(left) for _ in range(4))
     since = [0.0] * len(left)
     on_rank: dict[int, list[int]] = defaultdict(list)
+    links = [[on_rank[rank] for rank in ranks] for ranks in users]
     endings: list[tuple[float, int, int]] = []
     while arrivals or endings:
         arriving = bool(arrivals) and (not endings or arrivals[-1][0] <= endings[0][0])
@@ -303,8 +304,7 @@ def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[in
         if number != found[at]:
             continue
         touched = {at} if arriving else set()
-        for rank in users[at]:
-            beside = on_rank[rank]
+        for beside in links[at]:
             if arriving:
                 beside.append(at)
                 size = len(beside)
@@ -325,7 +325,7 @@ def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[in
             end[at] = now
         for other in touched:
             if not most[other]:
-                sizes = [len(on_rank[rank]) for rank in users[other]]
+                sizes = list(map(len, links[other]))
                 crowd[other] = max(sizes)
                 most[other] = sizes.count(crowd[other])
             if crowd[other] != pace[other]:

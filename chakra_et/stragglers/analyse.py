@@ -91,7 +91,11 @@ def analyse(job: TimedJob) -> Stragglers:
 
     def kept_alone(part: np.ndarray) -> dict[Any, np.ndarray]:
         """Step times where only one part keeps its recorded durations; ``part``: of each operation, [N]."""
-        keeps = {x: part == x for x in _tried(part, operations.work_s - ideal)}
+        values, index = np.unique(part, return_inverse=True)
+        if len(values) > MANY_RANKS:  # each takes a simulation: those that cost most beyond the ideal
+            most = np.argsort(-np.bincount(index, operations.work_s - ideal), kind="stable")[:MOST_TRIED]
+            values = values[np.sort(most)]
+        keeps = {x: part == x for x in values.tolist()}
         return {
             x: nodelay if kept.all() else job.step_s(np.where(kept, operations.work_s, ideal))
             for x, kept in keeps.items()
@@ -122,15 +126,6 @@ def analyse(job: TimedJob) -> Stragglers:
             "work exceeds the typical most"
         )
     return found
-
-
-def _tried(part: np.ndarray, cost_s: np.ndarray) -> list[Any]:
-    """The parts to try, as each takes a simulation: of very many those that cost most beyond the ideal."""
-    values, index = np.unique(part, return_inverse=True)
-    if len(values) <= MANY_RANKS:
-        return list(values.tolist())
-    most = np.argsort(-np.bincount(index, cost_s), kind="stable")[:MOST_TRIED]
-    return list(values[np.sort(most)].tolist())
 
 
 def _largest_first(slowdowns: Slowdowns) -> Slowdowns:

@@ -166,7 +166,7 @@ class Overlap:
         graph, communication = setting.graph, run.is_communication
         if not communication.any():
             raise TraceError("--overlap: the files have no communication")
-        lanes = graph.lanes()
+        lanes = graph.in_lanes.lane
         waits = communication[graph.source] & ~communication[graph.target]
         waits &= lanes[graph.source] != lanes[graph.target]
         edges = []
