@@ -311,7 +311,7 @@ def joint_times(
         if aligned is None:
             return {}
         offsets, spread = aligned.offset_ns, aligned.spread_ns
-    wait = waits(graph, matching, graph.local_start_ns + (origins + offsets)[graph.trace_of])
+    wait = waits(matching, graph.local_start_ns + (origins + offsets)[graph.trace_of], graph.duration_ns)
     micros = np.where(matching.channel >= 0, (wait + 500) // 1000, -1)
     by_trace = graph.scatter(micros.tolist())
     return {rank: (int(offsets[at]), int(spread[at]), by_trace[at]) for at, rank in enumerate(ranks)}

@@ -16,6 +16,7 @@ from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, WAIT, activi
 from chakra_et.simulate.critical_path import critical_path, find_operations
 from chakra_et.simulate.run import Run, Setting, solve
 from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.simulate.timing import waits
 from chakra_et.transform.changes import Change
 from chakra_et.transform.durations import RankAs, scaled
 
@@ -112,10 +113,8 @@ def busy_time(run: Run) -> BusyTime:
     """Of a run as replayed, each rank from its first node to its end."""
     graph, lasted = run.graph, run.end_ns - run.start_ns
     # For the last member of its operation, or for a partner that isn't in the files.
-    wait = graph.attribute("wait_micros", 0) * 1000
-    latest, matched = run.start_ns[run.matching.last_members(run.start_ns)], run.operation >= 0
-    wait[matched] = latest[run.operation[matched]] - run.start_ns[matched]
-    wait = np.minimum(wait, lasted)
+    without = np.minimum(graph.attribute("wait_micros", 0) * 1000, lasted)
+    wait = np.where(run.operation >= 0, waits(run.matching, run.start_ns, lasted), without)
     is_message = graph.types != NodeType.COMM_COLL
     columns = map(graph.scatter, (run.start_ns, run.end_ns, wait, wait * is_message))
     spent, hidden, messages = [], 0, 0

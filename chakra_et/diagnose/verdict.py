@@ -243,7 +243,7 @@ def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], devic
     if bound in ("host", "python", "start-up"):
         listed = describe({shortened(NAMED.get(name, name), LONGEST): share for name, share in on_path})
         return f" Of the host's part of the critical path: {listed}." if listed else ""
-    if bound == "communication" and _world(run) > len(run.graph.ranks):
+    if bound == "communication" and run.graph.world_size > len(run.graph.ranks):
         return " Waiting for ranks whose files are missing counts as communication."
     if bound not in ("compute", "memory"):
         return ""
@@ -253,12 +253,6 @@ def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], devic
     if not run.graph.attribute("num_ops", 0)[device].any() and "planned_step_micros" not in metadata:
         found += " The files lack shapes, so that kernels are told apart by their names and tiles alone."
     return found
-
-
-def _world(run: Run) -> int:
-    """How many ranks the files say that the run had, 1 where they don't say."""
-    sizes = (trace.metadata.get("world_size") for trace in run.graph.traces)
-    return max((size for size in sizes if type(size) is int), default=1)
 
 
 def _proposals(
@@ -322,11 +316,11 @@ def _contradictions(run: Run, found: Diagnosis, has_device: bool) -> Iterator[tu
             f"{kernel.shown} reaches {kernel.of_peak:.0%} of the GPU's peak: its data "
             "come from a cache, or its shapes are not what it worked on",
         )
-    if _world(run) > 1 and not run.is_communication.any():
+    if run.graph.world_size > 1 and not run.is_communication.any():
         yield (
             "no-communication",
-            f"the run has {plural(_world(run), 'rank')} and no communication was found: kernels that "
-            "communicate may have unknown names, see chakra-et convert --comm-kernels",
+            f"the run has {plural(run.graph.world_size, 'rank')} and no communication was found: kernels "
+            "that communicate may have unknown names, see chakra-et convert --comm-kernels",
         )
     phases = {name: sum(int(in_phase(trace, name).sum()) for trace in run.graph.traces) for name in _PHASES}
     if phases[b"optimizer"] and not (phases[b"forward"] and phases[b"backward"]):

@@ -23,7 +23,7 @@ class Collective:
     ``bytes``: what NCCL's tests call the size: the whole buffer, also of an all-gather, of which each rank
     puts in a part. ``transfer_ns``: of the mean operation, once all ranks are there. ``algorithm`` and
     ``bus``: GB/s (10^9 bytes), None where size or time are unknown. ``skew_ns``: from the first to the last
-    arrival, mean and most; None where not all members are there. ``last``: rank → how often it came last.
+    arrival (``run.arrivals``), mean and most; None where members lack. ``last``: rank → how often last.
     ``usual_bus``: the bus bandwidth that NCCL reaches with this size among such GPUs of one node, see
     ``cost.nccl``; None where the files don't name the GPU, or its node has fewer.
     """
@@ -81,19 +81,20 @@ def collectives(run: ReportRun) -> list[Collective]:
     keys, which = np.unique(np.stack([kind, size, graph.group[node]]), axis=1, return_inverse=True)
     which = which.reshape(-1)
     transfer = (run.end_ns - run.start_ns - run.wait_ns)[node]
-    first, members_of = np.full(len(run.operations), np.iinfo(np.int64).max), group_members(run)
-    matched = run.operations.of_node >= 0
-    np.minimum.at(first, run.operations.of_node[matched], run.start_ns[matched])
+    operations, start = run.arrivals
+    first, members_of = np.full(len(operations), np.iinfo(np.int64).max), group_members(run)
+    matched = operations.of_node >= 0
+    np.minimum.at(first, operations.of_node[matched], start[matched])
     found = []
     for number, (code, each, group) in enumerate(keys.T.tolist()):
         own = node[which == number]
         name = COMM_NAMES[code]
         message = name in MESSAGES
         members = 2 if message else len(members_of[group])
-        operation = np.unique(run.operations.of_node[own])
+        operation = np.unique(operations.of_node[own])
         operation = operation[operation >= 0]
-        last = run.operations.last[operation]
-        skew = run.start_ns[last] - first[operation]
+        last = operations.last[operation]
+        skew = start[last] - first[operation]
         late = Counter(graph.trace_of[last].tolist())
         whole = whole_bytes(name, each, members)
         mean = float(transfer[which == number].mean())
@@ -122,11 +123,10 @@ def collectives(run: ReportRun) -> list[Collective]:
 def group_members(run: ReportRun) -> list[list[int]]:
     """The ranks of each group: from the groups file, or else those that use it here; of group 0 all."""
     graph, found = run.graph, []
-    sizes = [size for trace in run.traces if type(size := trace.metadata.get("world_size")) is int]
     communicates = graph.types >= NodeType.COMM_SEND
     for group, name in enumerate(graph.groups):
         users = np.unique(graph.trace_of[communicates & (graph.group == group)]).tolist()
-        every = range(max(sizes, default=0)) if name == "0" else ()
+        every = range(graph.world_size) if name == "0" else ()
         found.append(run.groups.get(name) or sorted({*every, *(run.ranks[at] for at in users)}))
     return found
 

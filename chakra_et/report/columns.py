@@ -76,8 +76,9 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     if run.path is not None:
         flags[run.path.node] |= ON_PATH
         columns.add("path", place[run.path.node])
-        columns.add("path_from", units(run.path.from_ns), delta=True)
-        columns.add("path_to", units(run.path.to_ns), delta=True)
+        ends = run.end_ns[run.path.node]
+        columns.add("path_from", units(np.maximum(ends - run.path.lasts_ns, 0)), delta=True)
+        columns.add("path_to", units(ends), delta=True)
     columns.add("flags", in_rows(flags, SLICE))
 
     source, target, kind = place[graph.source], place[graph.target], run.edge_kinds

@@ -15,7 +15,7 @@ collectives                     see ``collectives.Collective``, as dicts
 memory                          see ``timeline.usage``, with the name of the peak's node
 memory_owners                   what holds a rank's memory at its peak: rank, owner, bytes, blocks
 traffic                         see ``collectives.traffic``
-waits                           ns that the rank of the row waited for the rank of the column
+waits                           ns that the rank of the row waits for that of the column, see ``run.arrivals``
 timeline                        the tables that the nodes' columns refer to: see ``columns``
 """
 
@@ -88,7 +88,7 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
         "memory": [each | {"peak_name": names[int(code[each["peak_node"]])]} for each in usage(run)],
         "memory_owners": owners,
         "traffic": None if many else {name: each.tolist() for name, each in traffic(run).items()},
-        "waits": None if many else waited_for(run.graph, run.operations, run.wait_ns).tolist(),
+        "waits": None if many else waited_for(run.graph, *run.arrivals).tolist(),
         "timeline": timeline,
     }
     return found, columns

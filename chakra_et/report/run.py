@@ -25,9 +25,9 @@ from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report
 from chakra_et.simulate.replays import ReplayResult
-from chakra_et.simulate.run import Run, make_run
+from chakra_et.simulate.run import Run, make_run, together
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
-from chakra_et.simulate.timing import Timing, align
+from chakra_et.simulate.timing import Timing, align, waits
 from chakra_et.traces.sets import TraceSet
 
 PHASES = ("forward", "backward", "optimizer")
@@ -45,8 +45,10 @@ class ReportRun:
     ``start_ns``, ``end_ns`` int64[N]: the times that are shown, the earliest node at 0; ``base`` says whether
     they were measured, replayed (a file without start times), planned or predicted. ``wait_ns`` int64[N]: the
     part of a communication, at its start, in which it waited for other ranks. ``operations``: by these times.
-    ``replay`` and ``path``: the joint device replay and its critical path, None where the ranks can't be
-    replayed together, as then is ``job``, the run as predictions take it. ``groups``: process group → ranks.
+    ``replay``: the joint device replay; ``path``: its critical path where all ranks begin together; None
+    where they can't be replayed, as then is ``job``, the run as predictions take it. ``arrivals``: operations
+    and starts (int64[N], ns) where all begin together, so that nobody's late recording makes others wait.
+    ``groups``: process group → ranks.
     ``manifest`` and ``conversion``: the files of these names, {} where there are none. ``lacks``: one
     sentence per thing that is missing.
     """
@@ -60,6 +62,7 @@ class ReportRun:
     base: Base
     replay: ReplayResult | None
     path: CriticalPath | None
+    arrivals: tuple[Operations, np.ndarray]
     job: Run | None
     groups: Mapping[str, list[int]]
     manifest: Mapping[str, Any]
@@ -186,7 +189,7 @@ def assemble(
 ) -> ReportRun:
     """Join, replay and lay out the traces of one run. Raises ``TraceError`` for what can't be joined."""
     notes = [*lacks, *about_steps(traces)]
-    job = path = replay = None
+    job = path = replay = arrivals = None
     try:
         job = make_run(name, traces, ranks, groups)
     except TraceError as error:
@@ -204,7 +207,9 @@ def assemble(
         graph, matching, times = job.graph, job.matching, job.timing
         notes += matching.notes + times.notes
         replay = job.replay()
-        path = critical_path(graph, find_operations(matching, job.start_ns), job.start_ns, job.end_ns)
+        aligned = together(job)
+        arrivals = find_operations(matching, aligned.start_ns), aligned.start_ns
+        path = critical_path(graph, *arrivals, aligned.end_ns)
     base: Base = "measured"
     if graph.local_start_ns is not None:
         start, wait = _measured(graph, graph.local_start_ns, matching, times, notes)
@@ -217,14 +222,13 @@ def assemble(
     elif job is not None:
         base, start, end = "replayed", job.start_ns, job.end_ns
         operations = find_operations(matching, start)
-        arrived = np.append(start[operations.last], 0)[operations.of_node]
-        wait = np.where(operations.of_node >= 0, arrived - start, 0)
+        wait = waits(matching, start, end - start)
     else:
         raise TraceError(f"{name}: no start times in the files, and {notes[-1]}")
     zero = int(start.min())
     return ReportRun(
         name, graph, operations, start - zero, end - zero, np.clip(wait, 0, end - start), base,
-        replay, path, job, groups, manifest, conversion, notes,
+        replay, path, arrivals or (operations, start), job, groups, manifest, conversion, notes,
     )  # fmt: skip
 
 

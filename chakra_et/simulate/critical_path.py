@@ -43,17 +43,15 @@ def find_operations(matching: Matching, start_ns: np.ndarray) -> Operations:
     return Operations(of_node, last)
 
 
-def waited_for(graph: ReplayGraph, operations: Operations, wait_ns: np.ndarray) -> np.ndarray:
+def waited_for(graph: ReplayGraph, operations: Operations, start_ns: np.ndarray) -> np.ndarray:
     """int64[T, T]: ns that trace i waited for trace j, the last to arrive at an operation.
 
-    ``wait_ns`` int64[N]: wait of each communication node.
+    ``start_ns`` int64[N]: start of each node, by which the operations were found.
     """
-    count = len(graph.traces)
     nodes = np.flatnonzero(operations.of_node >= 0)
     late = operations.last[operations.of_node[nodes]]
-    total = np.zeros((count, count), dtype=np.int64)
-    waited = np.where(late == nodes, 0, wait_ns[nodes])
-    np.add.at(total, (graph.trace_of[nodes], graph.trace_of[late]), waited)
+    total = np.zeros((len(graph.traces),) * 2, dtype=np.int64)
+    np.add.at(total, (graph.trace_of[nodes], graph.trace_of[late]), start_ns[late] - start_ns[nodes])
     return total
 
 

@@ -97,6 +97,11 @@ class ReplayGraph:
         """The rank of a node."""
         return self.ranks[int(self.trace_of[node])]
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks the files say that the run had, 0 where they don't say."""
+        return max(trace.metadata_int("world_size") or 0 for trace in self.traces)
+
     def describe(self, node: int) -> str:
         """``node 12 'aten::mm'``, for messages."""
         trace, row = self.traces[int(self.trace_of[node])], int(self.row[node])

@@ -123,8 +123,7 @@ def _match_collectives(
         if name in comm_groups:
             members = set(comm_groups[name])
         elif name == EVERY_RANK:
-            sizes = [trace.metadata_int("world_size") or 0 for trace in graph.traces]
-            members = {*graph.ranks, *range(min(max(sizes), 2**16))}
+            members = {*graph.ranks, *range(min(graph.world_size, 2**16))}
         if not users <= members:
             raise TraceError(
                 f"rank {min(users - members)} has collectives of group {name}, whose members are ranks "

@@ -85,7 +85,7 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
         for nodes in matching.members:
             transfer[nodes] = transfer[nodes].min()
         return Timing(release, transfer, [*notes, f"{shortest}: {lacking}"], True)
-    return Timing(release, graph.duration_ns - waits(graph, matching, starts), notes)
+    return Timing(release, graph.duration_ns - waits(matching, starts, graph.duration_ns), notes)
 
 
 @dataclass(frozen=True)
@@ -136,15 +136,15 @@ def align(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> Alig
     return Alignment(columns[:, 0], columns[:, 1], len(operations))
 
 
-def waits(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> np.ndarray:
+def waits(matching: Matching, starts_ns: np.ndarray, lasted_ns: np.ndarray) -> np.ndarray:
     """int64[N]: ns that each matched node waited for the last member of its operation, 0 for other nodes.
 
-    ``starts_ns`` int64[N]: recorded start times on a common clock.
+    ``starts_ns`` int64[N]: start times on a common clock; ``lasted_ns`` int64[N]: the time of each node.
     """
-    wait = np.zeros(len(graph), dtype=np.int64)
+    wait = np.zeros(len(starts_ns), dtype=np.int64)
     nodes = matching.complete()
     latest = starts_ns[matching.last_members(starts_ns)][matching.operation[nodes]]
-    wait[nodes] = np.clip(latest - starts_ns[nodes], 0, graph.duration_ns[nodes])
+    wait[nodes] = np.clip(latest - starts_ns[nodes], 0, lasted_ns[nodes])
     return wait
 
 

@@ -36,10 +36,16 @@ def test_step_and_slow_ranks(run: str, tmp_path: Path, capsys: pytest.CaptureFix
     step_ns = pytest.approx(diagnosis["step_ms"] * 1e6, rel=1e-3)
     told = f"{diagnosis['step_ms']:.1f} ms per step" if diagnosis["step_ms"] >= 10 else "ms per step"
     page = str(tmp_path / "page.html")
-    for report in (answer("report", run, "-o", page), answer("report", run, "-o", page, "--skeletons", "on")):
+    whole, of_skeletons = (answer("report", run, "-o", page, "--skeletons", how) for how in ("off", "on"))
+    for report in (whole, of_skeletons):
         assert told in report["headline"][0]
         assert report["diagnosis"]["slow_ranks"] == diagnosis["slow_ranks"]
         assert report["diagnosis"]["step_ms"] * 1e6 == step_ns
+    # Who is waited for, who comes last, and the critical path: all without the skew of the starts.
+    assert int(np.sum(whole["waits"], axis=0).argmax()) == diagnosis["slow_rank"]
+    assert {rank for each in whole["collectives"] for rank in each["last"]} == {str(diagnosis["slow_rank"])}
+    together_ns = 1e6 * diagnosis["step_ms"] * (1 - diagnosis["skew_gain"])
+    assert sum(whole["path"].values()) == pytest.approx(diagnosis["steps"] * together_ns, rel=0.01)
     for side in answer("compare", run, run)["runs"]:
         assert side["step_ns"] == step_ns
         assert side["diagnosis"]["slow_ranks"] == diagnosis["slow_ranks"]

@@ -95,7 +95,7 @@ def test_the_critical_path_goes_through_the_rank_that_came_last(run: ReportRun) 
 
 
 def test_waits_go_to_the_rank_that_came_last(run: ReportRun) -> None:
-    assert waited_for(run.graph, run.operations, run.wait_ns).tolist() == [[0, 40_000], [0, 0]]
+    assert waited_for(run.graph, *run.arrivals).tolist() == [[0, 40_000], [0, 0]]
     assert "Rank 1 is slow" in "".join(headline(run, find_steps(run), diagnose(run.job)))
 
 

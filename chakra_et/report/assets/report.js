@@ -20,7 +20,7 @@ function communication(content) {
   const uneven = content.facts.find(([label]) => label === "uneven all-to-alls");
   if (uneven) parts.push(el("p", {}, `Uneven all-to-alls, as of experts: ${uneven[1]}.`));
   const grids = [];
-  if (content.waits && content.waits.flat().some(Boolean)) grids.push(["Waiting", "time that the rank of the row waited for the rank of the column", content.waits, duration, "waits ↓ for →"]);
+  if (content.waits && content.waits.flat().some(Boolean)) grids.push(["Waiting", "time that the rank of the row waits for the rank of the column, if all begin together", content.waits, duration, "waits ↓ for →"]);
   const { messages, message_ns, collectives, collective_ns } = content.traffic || {};
   if (messages && messages.flat().some(Boolean)) grids.push(["Messages", "bytes sent by the rank of the row to the rank of the column", messages, bytes, "from ↓ to →"],
     ["Time of messages", "in which these are on their way", message_ns, duration, "from ↓ to →"]);
