@@ -104,12 +104,15 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 def read_json(path: str | Path, kind: Any = Any) -> Any:
     """The value in a JSON file, of type ``kind``. Raises ``OSError``, and ``ValueError`` for others."""
-    import msgspec  # settings of megatron_lm are read where nothing is installed
-
     try:
-        return msgspec.convert(json.loads(read_bytes(path)), kind)
+        found = json.loads(read_bytes(path))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if kind is Any:
+        return found
+    import msgspec  # settings of megatron_lm are read where nothing is installed
+
+    return msgspec.convert(found, kind)
 
 
 def sync_folder(folder: Path) -> None:

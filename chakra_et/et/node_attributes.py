@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings, TensorInfo, ValueKind
@@ -70,12 +69,14 @@ def kinds_of_edges(trace: ExecutionTrace) -> np.ndarray:
 def splits(trace: ExecutionTrace, name: str) -> tuple[list[list[int]], np.ndarray]:
     """``texts`` of ``comm_in_split`` or ``comm_out_split`` as rows per member; [] for any other text."""
     table, index = texts(trace, name)
-    found: list[list[int]] = []
+    found = []
     for text in table:
         try:
-            found.append(msgspec.json.decode(text, type=list[Annotated[int, msgspec.Meta(ge=0)]]))
-        except (msgspec.DecodeError, RecursionError):
-            found.append([])
+            rows = json.loads(text)
+        except (ValueError, RecursionError):
+            rows = None
+        whole = isinstance(rows, list) and all(type(n) is int and n >= 0 for n in rows)
+        found.append(rows if whole else [])
     return found, index
 
 

@@ -11,9 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import msgspec
+from typing import Any, Literal
 
 from chakra_et.arrays import keep_memory
 from chakra_et.errors import TraceError, reason
@@ -182,6 +180,10 @@ def _files_of_run(name: str, skeletons: Skeletons) -> list[Path]:
 def read_comm_groups(path: Path) -> Groups:
     """Read a comm-group file, a JSON object of group id → ranks. Raises ``TraceError`` for anything else."""
     try:
-        return read_json(path, dict[str, Annotated[list[int], msgspec.Meta(min_length=1)]])
-    except (OSError, ValueError) as error:
+        groups: Groups = read_json(path)
+        for ranks in groups.values():
+            if not isinstance(ranks, list) or not ranks or any(type(rank) is not int for rank in ranks):
+                raise TypeError
+        return groups
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TraceError(f"{path}: {reason(error)}: correct it or convert the traces again") from error

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in chosen.notes if whole and isinstance(chosen, RankSet) else ():
         print(f"warning: {note}", file=sys.stderr)
     source = partial(events.recorded_events, traces) if whole else partial(events.node_events, load(chosen))
-    write = events.write_perfetto if form == "perfetto" else events.write_chrome
+    write = events.Slices().write if form == "perfetto" else events.write_chrome
     count = _write(Path(output), partial(write, source))
     of = f"of {len(traces)} ranks, as they were recorded" if whole else "that are nodes of .et files"
     print(f"{count:,} slices {of}")

@@ -59,13 +59,6 @@ def write_chrome(source: Source, file: IO[bytes]) -> int:
     return count
 
 
-def write_perfetto(source: Source, file: IO[bytes]) -> int:
-    """Write events as a Perfetto trace; returns how many slices there are."""
-    found = Slices()
-    source(found.add)
-    return found.write(file)
-
-
 def recorded_events(traces: Mapping[int, Path], use: Use) -> None:
     """The device traces of the ranks, with every level of their slices, arguments and flows."""
     for rank, path in sorted(traces.items()):
@@ -207,8 +200,9 @@ class Slices:
             return message((1, number), (3, int(value)))
         return message((1, number), (6, value if isinstance(value, str) else json.dumps(value)))
 
-    def write(self, file: IO[bytes]) -> int:
-        """Write the trace, and return how many slices it has."""
+    def write(self, source: Source, file: IO[bytes]) -> int:
+        """Write the trace of all events, and return how many slices it has."""
+        source(self.add)
         for packet in self._packets():
             file.write(message((1, packet)))
         return sum(map(len, self.threads.values()))
