@@ -249,3 +249,8 @@ def test_each_replica_has_groups_that_stay_apart_for_itself() -> None:
     scaled = ScaledGroups({"1": [0]}, Mesh(1, 2, 1), Mesh(1, 4, 1), apart=("1",))
     names = [scaled.name_for("1", Place(0, at, 0)) for at in range(4)]
     assert len(set(names)) == 4 and list(scaled.all().values()) == [[0], [1], [2], [3]]
+
+
+def test_further_parts_of_the_first_operator_are_inside_it() -> None:
+    trace = make_trace(cpu(1, 9, rf_id=5), cpu(2, 5, parent=1, rf_id=6), cpu(3, 9, rf_id=5, segment=1))
+    assert rows_inside(trace, [0]).tolist() == [0, 0, 0]

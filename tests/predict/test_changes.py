@@ -19,7 +19,7 @@ from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.durations import Overlap, RankAs, Scale, parse_scale
 from chakra_et.transform.flags import parse_sizes
-from chakra_et.transform.network import TCP_PAYLOAD, Network, gloo_segments
+from chakra_et.transform.network import TCP_PAYLOAD, Network, find_communication, gloo_segments
 from chakra_et.transform.scale import Scaling
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
@@ -313,3 +313,18 @@ def test_flags_ask_for_a_scaling_and_name_it() -> None:
     assert config.sizes() == {"layers": "2x", "dp": 4} and PredictConfig("run").sizes() == {}
     assert config.scaling(None, spread=0.0) == Scaling(dp=4, layers="2x", spread=0.0)
     assert PredictConfig("run", mesh="dp2").scaling(None) is None
+
+
+def test_gloo_reduces_the_whole_whatever_was_called() -> None:
+    scatter = CollectiveType.REDUCE_SCATTER
+    for name, kind in (("gloo:all_reduce", CollectiveType.ALL_REDUCE), ("nccl", scatter)):
+        found = find_communication(two_ranks(name=name, comm_type=scatter))
+        assert [each.kind for each in found] == [kind]
+
+
+def test_a_rank_without_steps_begins_when_it_does() -> None:
+    traces = [
+        make_trace(cpu(1, 10, start=1), trace_start_ns=begin, clock_domain="host")
+        for begin in (1_000_000, 1_040_000)
+    ]
+    assert [rank.before_ns for rank in predict(make_run("two", traces, [0, 1]), []).ranks] == [10_000, 10_000]

@@ -272,6 +272,11 @@ def test_collectives_of_two_groups_with_the_same_ranks_need_an_order() -> None:
     assert [[graph.groups[graph.group[node]] for node in pair] for pair in pairs.tolist()] == [["1", "2"]] * 2
     # One group alone holds nothing up: the other's are unmatched, as a member isn't there.
     assert not len(missing_order(graph, match(graph, {"1": [0, 1], "2": [0, 1, 2]})))
+    # ASTRA-sim replays broadcasts without waiting.
+    for each in traces:
+        each.attributes["comm_type"].values[:] = CollectiveType.BROADCAST
+    graph = build_graph(traces, [0, 1])
+    assert not len(missing_order(graph, match(graph, groups)))
 
 
 def test_corrected_clocks_tell_who_starts_first():
