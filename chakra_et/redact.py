@@ -6,9 +6,9 @@ OpenAI, Slack, Google and AWS document, JSON Web Tokens, private keys.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 GONE = "[redacted]"
@@ -21,10 +21,22 @@ _WORDS = (
 _TOKEN = r"(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)token"
 _NAME = rf"(?:{_TOKEN}|(?:{'|'.join(_WORDS)})s?|(?<=[?&])(?:key|sig|code))"
 _NAMED = re.compile(rf"(?i){_NAME}$")
+_QUOTED = r"(?P<quote>\\*[\"'])(?:\\.|.)+?(?P=quote)"
+_BARE = r"\\*[\"']?[^\s\"',;&\\]+"
 # --hf-token X, --password=Y, WANDB_API_KEY=Z, "HF_TOKEN": "X", 'HF_TOKEN': 'X', Authorization: Bearer X
 _ASSIGNED = re.compile(
     rf"(?i)(--[\w-]{{0,80}}{_NAME}\s+|{_NAME}\\*[\"']?\s*(?::(?![:/])|=(?!=))\s*(?:(?:bearer|basic)\s+)?)"
-    r"(?:(\\*[\"'])(?:\\.|.)+?\2|\\*[\"']?[^\s\"',;&\\]+)"
+    rf"(?:{_QUOTED}|{_BARE})"
+)
+# {"name": "HF_TOKEN", "value": "X"}, the same in the other order, and in YAML; "HF_TOKEN", "X"
+_LABEL = rf"\b(?:name|key|variable)\\*[\"']?\s*[:=]\s*\\*[\"']?[\w.-]{{0,80}}?{_NAME}\b\\*[\"']?"
+_VARIABLE = r"(?-i:[A-Z][A-Z0-9_]*)"
+_OTHER = rf"\\*[\"']{_VARIABLE}\\*[\"']|\\*[\"'][^\"']*[\"']\s*:"  # another name, or a key
+_PAIRED = re.compile(
+    rf"(?i)(?:({_LABEL}[^{{}}]{{0,80}}?\bvalue\\*[\"']?\s*[:=]\s*\[?"
+    rf"|\bvalue\\*[\"']\s*:\s*(?=[^{{}}]{{1,200}}?{_LABEL})"
+    rf"|[\"'](?={_VARIABLE}\\*[\"'])\w{{0,80}}?{_NAME}\\*[\"']\s*,\s*(?!{_OTHER})){_QUOTED}"
+    rf"|({_LABEL}\s+value:\s*){_BARE})"
 )
 _TOKENS = (
     r"hf_[A-Za-z0-9]{20,}", r"gh[pousr]_[A-Za-z0-9]{30,}", r"github_pat_\w{30,}", r"glpat-[\w-]{20,}",
@@ -36,12 +48,15 @@ _USER = r"(?<=://)[^/\s:@\"']*:[^/\s\"']+(?=@)|(?<=https://)[^/\s:@\"']{8,}(?=@)
 _FORMS = re.compile(rf"{_USER}|\b(?:{'|'.join(_TOKENS)})|{_KEY}")
 # A text without a match of these has no secret; the word of each is looked for first, which is quicker.
 _NAMED_HERE = {
-    word.encode(): re.compile(rf'{word}s?[\\"\']*\s*[:=,\s]'.encode()) for word in ("token", *_WORDS)
+    word.encode(): re.compile(rf'{word}s?[\\"\']*n?\s*[:=,\s}}]'.encode()) for word in ("token", *_WORDS)
 }
 _FORMED_HERE = [
     re.compile(form.removeprefix("[Bb]").encode())
     for form in (r"://[^/\s\"]*@", r"&(?:key|sig|code)=", r"\?(?:key|sig|code)=", *_TOKENS, _KEY)
 ]
+_FLAG = re.compile(rf"-|{_VARIABLE}$")
+_NAMES = re.compile(f"{_VARIABLE} {_VARIABLE}")  # in a list of names none is the value of the one before
+_PAIRED_BYTES = re.compile(_PAIRED.pattern.encode())
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"(\s*:)?')
 
 
@@ -51,39 +66,42 @@ def redacted_json(text: bytes) -> bytes:
     named = (pattern for word, pattern in _NAMED_HERE.items() if word in words)
     if not any(each.search(words) for each in named) and not any(each.search(text) for each in _FORMED_HERE):
         return text
-    key = name = ""
+    key, name, until = "", "", -1  # until: the end of an object that a secret's name has
 
     def without(found: re.Match[bytes]) -> bytes:
-        nonlocal key, name
+        nonlocal key, name, until
         try:
             value = json.loads(found[0].removesuffix(found[1] or b""), strict=False)
         except ValueError:
             return found[0]
         if found[1]:
             key = name = value
+            if _NAMED.search(key) and text[found.end() : found.end() + 2].lstrip().startswith(b"{"):
+                until = text.find(b"}", found.end())
             return found[0]
-        kept = redacted(value, name)
-        name = value if value.startswith("-") else key
+        if found.start() < until:
+            return b'"%b"' % GONE.encode()
+        kept = (
+            value if name is not key and _NAMES.fullmatch(f"{name} {value}") else _redacted_text(value, name)
+        )
+        name = value if _FLAG.match(value) else key
         return found[0] if kept == value else json.dumps(kept).encode()
 
-    new = _STRING.sub(without, text)
+    new = _PAIRED_BYTES.sub(rb"\1\3\g<quote>%b\g<quote>" % GONE.encode(), _STRING.sub(without, text))
     return text if new == text else new
 
 
-def _without_value(found: re.Match[str]) -> str:
-    quote = found[2] or ""
-    return f"{found[1]}{quote}{GONE}{quote}"
-
-
-def redacted(value: Any, name: str = "") -> Any:
-    """``value`` without secrets: a text, or JSON values. ``name``: that of the field that holds it."""
+def redacted(value: Any) -> Any:
+    """``value`` without secrets: a text, or JSON values."""
     if isinstance(value, str):
-        if _NAMED.search(name) and value:
-            return GONE
-        return _FORMS.sub(GONE, _ASSIGNED.sub(_without_value, value))
-    if isinstance(value, Mapping):
-        return {key: redacted(each, name if _NAMED.search(name) else str(key)) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        flags = [name, *(each if isinstance(each, str) and each.startswith("-") else name for each in value)]
-        return [redacted(each, flag) for flag, each in zip(flags, value, strict=False)]
-    return value
+        return _redacted_text(value)
+    return json.loads(redacted_json(json.dumps(value, default=str).encode()))
+
+
+@functools.lru_cache(4096)  # traces repeat their texts
+def _redacted_text(text: str, name: str = "") -> str:
+    """``name``: that of the field that holds the text."""
+    if _NAMED.search(name) and text:
+        return GONE
+    text = _ASSIGNED.sub(rf"\1\g<quote>{GONE}\g<quote>", text)
+    return _FORMS.sub(GONE, _PAIRED.sub(rf"\1\3\g<quote>{GONE}\g<quote>", text))

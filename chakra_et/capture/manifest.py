@@ -225,17 +225,14 @@ def summarise(manifest: dict[str, Any], folder: Path) -> None:
         check, rank = record["check"], record["rank"]
         steps = " to ".join(map(str, sorted({*record["steps"][:1], *record["steps"][-1:]}))) or "none whole"
         counts = f"{check['host_nodes']} host nodes, {check['linked']} of them in the device trace"
+        said = f": steps {steps}, {counts}" + (f"; {record['reason']}" if record["reason"] else "")
+        if check["problems"]:
+            said = f" can't be linked: {'; '.join(check['problems'])}"
         if not record["files"]:
-            if rank:
-                notify(logging.WARNING, "trace %s rank %d: nothing was written", name, rank)
-        elif check["problems"]:
-            problems = "; ".join(check["problems"])
-            notify(logging.WARNING, "trace %s rank %d can't be linked: %s", name, rank, problems)
-        elif record["reason"]:
-            reason = record["reason"]
-            notify(logging.WARNING, "trace %s rank %d: steps %s, %s; %s", name, rank, steps, counts, reason)
-        else:
-            notify(logging.INFO, "trace %s rank %d: steps %s, %s", name, rank, steps, counts)
+            said = ": nothing was written"
+        good = record["files"] and not check["problems"] and not record["reason"]
+        if rank or record["files"]:
+            notify(logging.INFO if good else logging.WARNING, "trace %s rank %d%s", name, rank, said)
     for rank in manifest["missing_ranks"]:
         notify(logging.WARNING, "trace %s rank %d: no report from it", name, rank)
     if manifest["complete"]:

@@ -100,7 +100,7 @@ class Recorder:
         self._require_session()
         wall, cpu = _now()
         self.steps.append((wall - self._began[0], cpu - self._began[1]))
-        if self.structure + 1 < self.steps_done == self.end:
+        if self.structure + 1 < len(self.steps) == self.end:
             self._describe()
         self._settle_device()
         self._profiler.step()
@@ -130,13 +130,8 @@ class Recorder:
         self._forget()
 
     @property
-    def steps_done(self) -> int:
-        """The number of steps that have ended."""
-        return len(self.steps)
-
-    @property
     def _recording(self) -> bool:
-        return self.structure <= self.steps_done < self.end
+        return self.structure <= len(self.steps) < self.end
 
     def _action(self, step: int) -> ProfilerAction:
         """The profiler's schedule. PyTorch asks for it when one step's record has ended and before the next
@@ -191,7 +186,7 @@ class Recorder:
     def _settle_device(self) -> None:
         # Kernels in flight when recording begins would be recorded without the calls that launched them, and
         # those of the structure step aren't converted.
-        if self.steps_done in (self.structure, self.structure + 1) and torch.cuda.is_available():
+        if len(self.steps) in (self.structure, self.structure + 1) and torch.cuda.is_available():
             torch.cuda.synchronize()
 
     def _make_profiler(self) -> profile:
@@ -229,14 +224,13 @@ def _register(host_trace: Path) -> ExecutionTraceObserver:
     return observer
 
 
-def experimental_config(wanted: dict[str, bool]) -> Any:
+def experimental_config(wanted: dict[str, Any]) -> Any:
     """Kineto's experimental options: those of ``wanted`` that this build of PyTorch has."""
     known: dict[str, Any] = {}
-    for name in wanted:
+    for name, value in wanted.items():
         with contextlib.suppress(TypeError):
-            option: dict[str, Any] = {name: wanted[name]}
-            _ExperimentalConfig(**option)
-            known |= option
+            _ExperimentalConfig(**{name: value})
+            known[name] = value
     return _ExperimentalConfig(**known)
 
 

@@ -31,6 +31,7 @@ from chakra_et.et.columns import (
     ValueKind,
 )
 from chakra_et.et.wire import Cells
+from chakra_et.redact import redacted
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.fields import STRIDES
 from chakra_et.traces.host import DEFAULTS, NUMERIC
@@ -124,7 +125,7 @@ def emit(
     types = np.full(rows, NodeType.COMP, dtype=np.uint8)
     types[communication] = [item.type for item in items]
     start = graph.start // 1000 if timestamps else np.zeros(rows, dtype=np.int64)
-    names = [*rank.device.names, "host-overhead", "device-overhead"]
+    names = [*map(redacted, rank.device.names), "host-overhead", "device-overhead"]
     name = rank.device.name[np.maximum(graph.event, 0)].astype(np.int32)
     name[graph.kind == NodeKind.HOST_OVERHEAD] = len(names) - 2
     name[graph.kind == NodeKind.DEVICE_OVERHEAD] = len(names) - 1

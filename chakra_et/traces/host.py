@@ -21,6 +21,7 @@ from chakra_et.et import wire
 from chakra_et.et.wire import Cells
 from chakra_et.files import path_of
 from chakra_et.findings import Findings
+from chakra_et.redact import redacted_json
 from chakra_et.traces.fields import Number, add_repairs, as_column, copies, each, indices, strided
 from chakra_et.traces.records import MAX_BYTES, Taker, read_records
 
@@ -201,8 +202,11 @@ class _Columns(Taker):
 
     def _take_values(self, side: str, values: list[Cells], sources: list[Values]) -> list[bytes]:
         """Collect one side's arguments; returns their shapes, as JSON texts."""
-        values.append(wire.byte_strings(each("values", sources)))
         shapes, types = (copies(each(name, sources)) for name in ("shapes", "types"))
+        texts = each("values", sources)
+        for at in [at for at, kinds in enumerate(types) if b"String" in kinds]:
+            texts[at] = redacted_json(bytes(texts[at]))
+        values.append(wire.byte_strings(texts))
         for name, texts in (("shapes", shapes), ("types", types)):
             self.numbers[f"{side} {name}"].append(indices(texts, self.texts_known, bytes))
         return shapes

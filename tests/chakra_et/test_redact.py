@@ -41,7 +41,20 @@ SECRETS = (
     "https://X1y2z3456@hub.example.org/models",
     "DefaultEndpointsProtocol=https;AccountKey=X1y2z3==;EndpointSuffix=core",
     {"hf_token": ["X1y2z3"]},
+    {"credentials": {"user": "me", "key": "X1y2z3"}},
     {"SLURM_JWT": "X1y2z3"},
+    {"env": [{"name": "HF_TOKEN", "value": "X1y2z3"}, {"name": "HOME", "value": "/root"}]},
+    {"value": "X1y2z3", "name": "WANDB_API_KEY"},
+    [{"key": "db.password", "type": "text", "value": 'a"X1y2z3'}],
+    [{"name": "HF_TOKEN", "value": ["X1y2z3"]}],
+    {"env": json.dumps([{"name": "HF_TOKEN", "value": "X1y2z3"}])},
+    {"env": json.dumps([{"value": "X1y2z3", "name": "HF_TOKEN"}])},
+    "env:\n  - name: HF_TOKEN\n    value: X1y2z3\n",
+    "env:\n  - name: HF_TOKEN\n    value: '1 X1y2z3'\n",
+    "[{'name': 'HF_TOKEN', 'value': 'X1y2z3'}]",
+    [["HF_TOKEN", "X1y2z3"], ["HOME", "/root"]],
+    ["HOME", "/root", "WANDB_API_KEY", "X1y2z3"],
+    "[('HF_TOKEN', 'X1y2z3'), ('HOME', '/root')]",
 )
 HARMLESS = (
     ["--max-tokens", "5", "--tokenizer", "gpt2", "--eos_token", "x"],
@@ -49,6 +62,16 @@ HARMLESS = (
     "http://hub.example.org:8080/a@b",
     "error: unexpected token in line 3",
     ["void f<SelectToken>(int)", "std::token::x", "nn.Module: embed_tokens", "tiktoken==0.9.0"],
+    [{"name": "eos_token", "value": "<eos>"}, {"name": "token", "value": 4096}, {"name": "x", "value": "y"}],
+    [
+        {"name": "HOME", "value": "/x"},
+        {"name": "use_auth", "value": True},
+        {"name": "rf_id", "value": "token"},
+    ],
+    ["HF_TOKEN", "HOME", "WANDB_API_KEY"],
+    {"names": ["token", "label", "password"], "values": ["a", "b"], "key": "token"},
+    {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},
+    "- name: user_token\n  enabled: true\n",
     {"PWD": "/x", "path": "ssh://git@host/x", "url": "https://me@x.org/?x=1"},
 )
 
@@ -58,6 +81,14 @@ def test_secrets_are_left_out(value: object) -> None:
     for text in (json.dumps(redacted(value)), redacted_json(json.dumps(value).encode()).decode()):
         assert "X1y2z3" not in text and GONE in text
         json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "value", [{"HF_TOKEN": "X1Y2Z3"}, {"HF_TOKEN": ["X1Y2Z3"]}, ["--password", "X1Y2Z3"]]
+)
+def test_a_secret_may_look_like_a_name(value: object) -> None:
+    for text in (json.dumps(redacted(value)), redacted_json(json.dumps(value).encode()).decode()):
+        assert "X1Y2Z3" not in text and GONE in text
 
 
 @pytest.mark.parametrize("value", HARMLESS, ids=str)

@@ -181,8 +181,7 @@ def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other:
     if len(other):
         in_host = host.names[host.name[linked.host_row[row]]][:60]
         return f"record function {device.rf_id[row]} is {in_host!r} in the first and {name} in the second"
-    number = f", record function {device.rf_id[row]}," if device.rf_id[row] >= 0 else ""
-    return f"{name}{number} of the second is not in the first"
+    return f"{name} of the second is not in the first"
 
 
 def rank_and_world(
