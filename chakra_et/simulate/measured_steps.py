@@ -100,10 +100,10 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
         of_graph = f"the step of the graph takes {graph:,.3f} ms ({off})"
     if not traced:
         return ["no step is marked in the trace; its times hold the cost of recording"]
-    if untraced is None:
+    if not untraced:
         return [f"no untraced step was measured; {of_graph}"]
-    ratio = f"ratio {traced / untraced:.2f}" if untraced else "ratio not known"
+    early = "; untraced steps come first and were not warm yet, so record later (more wait steps)"
     return [
         f"the untraced step takes {untraced:,.3f} ms (median of {known[0].untraced_steps}), the traced "
-        f"step {traced:,.3f} ms ({ratio}), {of_graph}"
+        f"step {traced:,.3f} ms (ratio {traced / untraced:.2f}{early * (traced < untraced)}), {of_graph}"
     ]
