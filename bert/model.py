@@ -23,6 +23,5 @@ def loss_sum(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     return loss, torch.count_nonzero(targets != -100)
 
 
-BERT = ModelFamily(
-    BertForMaskedLM, BertConfig, ("hidden_dropout_prob", "attention_probs_dropout_prob"), loss_sum
-)
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+BERT = ModelFamily(BertForMaskedLM, BertConfig, DROPOUTS, loss_sum)

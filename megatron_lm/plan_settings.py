@@ -99,44 +99,34 @@ def _check(plan: Plan) -> None:
     model, options = plan.model, plan.options
     pairs = enumerate(zip(plan.stage_memory, plan.stage_cap, strict=True))
     over = [f"stage {at} needs {size:.1f} of {cap:.1f} GiB" for at, (size, cap) in pairs if size > cap]
-    split = plan.pp > 1 and _degrees(plan)[0] > 1 and not options.sequence_parallel
+    apart = options.scatter_gather or options.per_stage
+    is_split = plan.pp > 1 and _degrees(plan)[0] > 1 and not options.sequence_parallel
+    ways = {(each.tp, each.recompute, mbs) for each in plan.choices for _, mbs in each.shares}
     # Of a cluster file whose line was left empty.
     blank = [gpu.name for gpu in plan.cluster.gpus if "None" in (gpu.queue, gpu.gres, *gpu.hosts)]
     sizes = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
-    used = plan.tp * plan.dp * plan.pp
+    each, used = " and ".join(map(str, sorted(set(sizes)))), plan.tp * plan.dp * plan.pp
+    alike = "megatron_lm starts the same number of processes on each node"
+    other = model.encoder_layers is not None or not model.causal or model.experts > 0
     reasons = {
-        f"megatron_lm trains GPT-2 and Llama-like models only (gpt2-xl, llama3-8b, …), not {model.name}": (
-            model.encoder_layers is not None or not model.causal or bool(model.experts)
-        ),
+        f"megatron_lm trains GPT-2 and Llama-like models only, not {model.name}": other,
         f"it runs out of memory, {', '.join(over)}": plan.is_oom,
-        f"its heads are {model.head_width} wide (d_kv), megatron_lm's are hidden / heads": (
-            model.width != model.hidden
-        ),
+        f"its heads are {model.head_width} wide (d_kv), not hidden / heads": model.width != model.hidden,
         "its tensor-parallel ranks send a share of a stage's output each, as with --per-stage, megatron_lm's "
-        "send all of it (unless --sequence-parallel)": (
-            split and (options.scatter_gather or options.per_stage)
-        ),
-        f"megatron_lm shares only the optimizer's states (--zero 1), the plan needs --zero {options.zero}": (
-            options.zero >= 2
-        ),
-        "megatron_lm reduces gradients after the last backward pass, the plan beside it (--overlap)": (
-            options.overlap and plan.dp > 1
-        ),
+        "send all of it (unless --sequence-parallel)": is_split and apart,
+        f"megatron_lm has --zero 0 and 1, the plan needs --zero {options.zero}": options.zero >= 2,
+        "megatron_lm reduces gradients at the end, not beside it (--overlap)": options.overlap
+        and plan.dp > 1,
         f"it is for {options.engine}": options.engine != "megatron",
         "megatron_lm computes in 16 or 32 bits": options.precision not in ("mixed", "fp32"),
         "megatron_lm splits no sequences (--cp), makes no graph of a step (--cuda-graphs) and recomputes no "
         "single modules": model.cp > 1 or options.cuda_graphs or bool(options.again),
         "megatron_lm reduces gradients of 4 bytes, the plan fewer": options.gradient_bytes != 4,
-        "its stages differ in tp, micro-batch or recomputation (--per-stage), megatron_lm's do not": (
-            len({(choice.tp, choice.recompute) for choice in plan.choices}) > 1
-            or len({count for choice in plan.choices for _, count in choice.shares}) > 1
-        ),
+        "its stages differ in tp, micro-batch or recomputation (--per-stage)": len(ways) > 1,
         f"{', '.join(blank)} of {plan.cluster.name} has the queue, gres or host 'None': give it in the "
         "cluster file and plan again": bool(blank),
-        f"its nodes have {' and '.join(map(str, sorted(set(sizes))))} GPUs, and megatron_lm starts the same "
-        "number of processes on each node": len(set(sizes)) > 1,
-        f"it uses {used} of the {sum(sizes)} GPUs of its nodes, and megatron_lm starts the same number of "
-        "processes on each node": used != sum(sizes) and len(sizes) > 1,
+        f"its nodes have {each} GPUs, and {alike}": len(set(sizes)) > 1,
+        f"it uses {used} of {sum(sizes)} GPUs, and {alike}": used != sum(sizes) and len(sizes) > 1,
     }
     frameworks.refuse(reasons)
 
@@ -194,10 +184,8 @@ def _nodes(plan: Plan) -> dict[str, str]:
         found |= {"HOMOGENEOUS_CLUSTER": "true", "GRES": _gres(types[0], size) if typed else f"gpu:{size}"}
     else:
         order = ", ".join(f"{count} of {name}" for name, count in runs)
-        raise PlanError(
-            f"the plan can't be exported: its nodes come in the order {order}, which takes one queue and the "
-            "names of all nodes; give 'hosts' and the same 'queue' to each GPU type in the cluster file."
-        )
+        how = "give 'hosts' and the same 'queue' to each GPU type in the cluster file."
+        raise PlanError(f"the plan can't be exported: its nodes come in the order {order}; {how}")
     return found | {name: queue for name, queue in queues.items() if queue}
 
 

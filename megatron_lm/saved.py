@@ -35,16 +35,6 @@ def newest_first(path: Path) -> list[Path]:
     return found[::-1]
 
 
-def newest_whole(path: Path) -> tuple[Path | None, list[str]]:
-    """(the newest checkpoint that is not damaged; a sentence on each newer one). Reads files whole."""
-    damaged: list[str] = []
-    for folder in newest_first(path):
-        if not (problem := damage(folder)):
-            return folder, damaged
-        damaged.append(f"checkpoint {folder} is damaged: {problem}")
-    return None, damaged
-
-
 def damage(folder: Path, part: int = 0, parts: int = 1) -> str:
     """What is wrong with a checkpoint's files, as a clause; empty if nothing is.
 

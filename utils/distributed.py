@@ -86,11 +86,9 @@ def read_world() -> World:
     local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        if local_rank >= torch.cuda.device_count():
-            raise ValueError(
-                f"{local_size} processes were launched on this node but it has {torch.cuda.device_count()} "
-                f"GPU(s): launch one process per GPU, or set CUDA_VISIBLE_DEVICES= to run on the CPU"
-            )
+        if local_rank >= (count := torch.cuda.device_count()):
+            how = "launch one process per GPU, or set CUDA_VISIBLE_DEVICES= to run on the CPU"
+            raise ValueError(f"this node has {local_size} processes but {count} GPU(s): {how}")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     return World(rank, size, local_rank, local_size, device)

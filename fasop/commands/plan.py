@@ -184,11 +184,8 @@ def found(
         cheapest = min(clusters, key=lambda cluster: cluster.price_per_hour)
         clusters = [cluster for cluster in clusters if cluster.price_per_hour <= config.budget]
         if not clusters:
-            raise PlanError(
-                f"no cluster costs at most ${config.budget:g}/h, {cheapest.name} "
-                f"${cheapest.price_per_hour:.2f}/h: raise --budget, or give node counts as ranges "
-                "(nodes: 0-8) to plan on fewer."
-            )
+            least = f"{cheapest.name} ${cheapest.price_per_hour:.2f}/h: raise --budget, or give nodes: 0-8"
+            raise PlanError(f"no cluster costs at most ${config.budget:g}/h, {least} to plan on fewer.")
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs)), *costs]
     check_cost_name(cost_files, model)
     if config.cost_model == "hpdc24":

@@ -150,9 +150,8 @@ def check_memory(
     ends = np.cumsum(partition, axis=1)
     units = np.array(list(model.units))
     counts = {kind: np.concatenate([[0], np.cumsum(units == kind)]) for kind in "ETP"}
-    embeddings, layers, heads_out = (
-        (counts[kind][ends] - counts[kind][ends - partition]).astype(float) for kind in "ETP"
-    )
+    held = (counts[kind][ends] - counts[kind][ends - partition] for kind in "ETP")
+    embeddings, layers, heads_out = (each.astype(float) for each in held)
     in_flight = np.minimum(stages, model.global_batch // (dp * mbs))[:, None]
     tp, dp, b = tp[:, None], dp[:, None], mbs[:, None]
     params = (embeddings + heads_out) * (h * vocab / tp) + layers * (12 * h * h / tp)

@@ -74,10 +74,8 @@ def published_costs(cost_files: list[CostFile], model: Model) -> Compute:
     found = Compute(files, model, Options())
     if not found.sources:
         known = sorted({entry.model for file in cost_files for entry in file.entries})
-        raise PlanError(
-            f"no costs for model {model.name}: set 'costs' in the models file, measure it with "
-            f"'python -m fasop profile', or use --cost-model exact: {nearest(model.name, known)}"
-        )
+        how = f"measure it with 'fasop profile', or use --cost-model exact: {nearest(model.name, known)}"
+        raise PlanError(f"no costs for model {model.name}: set 'costs' in the models file, {how}")
     return found
 
 
@@ -176,16 +174,11 @@ def csv_row(row: Row, cluster: Cluster, iterations: int) -> tuple[object, ...]:
 
 def placements(cluster: Cluster) -> list[tuple[str, ...]]:
     """The cyclic rotations of [A100…, A10…], or the one placement of a single type. Raises ``PlanError``."""
-    names = [gpu.name for gpu in cluster.gpus]
+    names, where = [gpu.name for gpu in cluster.gpus], f"cluster {cluster.name}: cost model hpdc24"
     if len({cluster.size(gpu) for gpu in cluster.gpus}) > 1:
-        raise PlanError(
-            f"cluster {cluster.name}: cost model hpdc24 needs nodes of one size: use --cost-model exact."
-        )
-    if not set(names) <= {FAST, SLOW}:
-        raise PlanError(
-            f"cluster {cluster.name}: cost model hpdc24 knows only {FAST} and {SLOW}, not "
-            f"{', '.join(sorted(set(names) - {FAST, SLOW}))}: use --cost-model exact."
-        )
+        raise PlanError(f"{where} needs nodes of one size: use --cost-model exact.")
+    if others := ", ".join(sorted(set(names) - {FAST, SLOW})):
+        raise PlanError(f"{where} knows only {FAST} and {SLOW}, not {others}: use --cost-model exact.")
     nodes = [name for name in (FAST, SLOW) if name in names for _ in range(cluster.nodes[names.index(name)])]
     if len(set(nodes)) == 1:
         return [tuple(nodes)]
@@ -266,9 +259,8 @@ def _complete(model: Model, group: list[Row], sums: np.ndarray, cost_set: np.nda
     for k, row in enumerate(group):
         row.partition, row.step_time = tuple(partition[k].tolist()), float(step[k])
         row.compute, row.stage_end, row.all_reduce = compute[k], ends[k], all_reduce[k]
-        row.plain, row.sharded = (
-            (bool(oom[k]), float(gib[k]), stages[k]) for oom, gib, stages in (plain, sharded)
-        )
+        both = ((bool(oom[k]), float(gib[k]), stages[k]) for oom, gib, stages in (plain, sharded))
+        row.plain, row.sharded = both
 
 
 def _simulate(compute: np.ndarray, boundary: np.ndarray, micro_batches: np.ndarray) -> np.ndarray:

@@ -167,11 +167,9 @@ def of_gpus(name: str, count: int) -> Cluster:
 
 def check_gpu(where: str, gpu: Gpu, nodes: int) -> None:
     """Whether the settings of a GPU type fit each other. Raises ``PlanError``."""
-    if gpu.reserved_gib >= gpu.memory_gib:
-        raise PlanError(
-            f"{where}: reserved_gib is {gpu.reserved_gib:g}, which leaves nothing of memory_gib "
-            f"{gpu.memory_gib:g}: give less."
-        )
+    held, kept = gpu.memory_gib, gpu.reserved_gib
+    if kept >= held:
+        raise PlanError(f"{where}: reserved_gib is {kept:g}, which leaves nothing of memory_gib {held:g}.")
     if len(set(gpu.hosts)) != len(gpu.hosts):
         raise PlanError(f"{where}: hosts: give a list of different names.")
     if gpu.hosts and len(gpu.hosts) != nodes:

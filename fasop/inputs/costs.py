@@ -148,7 +148,5 @@ def check_cost_name(cost_files: list[CostFile], model: Model) -> None:
     """Raises ``PlanError`` where a model names costs that no file has."""
     known = {entry.model for file in cost_files for entry in file.entries}
     if model.costs and model.costs not in known:
-        raise PlanError(
-            f"model {model.name}: costs: no cost file has {model.costs!r}: give the file with --costs, or "
-            f"{nearest(model.costs, known)}"
-        )
+        how = f"give the file with --costs, or {nearest(model.costs, known)}"
+        raise PlanError(f"model {model.name}: costs: no cost file has {model.costs!r}: {how}")

@@ -69,30 +69,23 @@ class Model:
     remark: str = ""
 
     def __post_init__(self) -> None:
+        where, heads, kv, encoder = f"model {self.name}", self.heads, self.kv_heads, self.encoder_layers
         for name, kind in kinds_of(Model).items():
-            checked(f"model {self.name}: {name}", getattr(self, name), kind)
-        if self.d_kv is None and self.hidden % self.heads:
-            near = max(n for n in range(1, self.heads + 1) if self.hidden % n == 0)
-            raise PlanError(
-                f"model {self.name}: hidden {self.hidden} can't be split over {self.heads} heads: "
-                f"give heads {near}, or d_kv."
-            )
-        if self.kv_heads and self.heads % self.kv_heads:
-            raise PlanError(
-                f"model {self.name}: kv_heads is {self.kv_heads}: give a divisor of the {self.heads} heads."
-            )
-        if self.ffn_width < self.heads:
+            checked(f"{where}: {name}", getattr(self, name), kind)
+        if self.d_kv is None and self.hidden % heads:
+            near = max(n for n in range(1, heads + 1) if self.hidden % n == 0)
+            split = f"hidden {self.hidden} can't be split over {heads} heads"
+            raise PlanError(f"{where}: {split}: give heads {near}, or d_kv.")
+        if kv and heads % kv:
+            raise PlanError(f"{where}: kv_heads is {kv}: give a divisor of the {heads} heads.")
+        if self.ffn_width < heads:
             # Tensor-parallel ranks take heads, and of the feed-forward part as large a share.
             name, value = ("ffn", self.ffn) if self.ffn else ("hidden", self.hidden)
-            raise PlanError(f"model {self.name}: {name} is {value}: give more than the {self.heads} heads.")
+            raise PlanError(f"{where}: {name} is {value}: give more than the {heads} heads.")
         if self.experts and self.top_k > self.experts:
-            raise PlanError(
-                f"model {self.name}: top_k is {self.top_k}: give 1 to {self.experts}, the number of experts."
-            )
-        if self.encoder_layers is not None and not 0 < self.encoder_layers < self.layers:
-            raise PlanError(
-                f"model {self.name}: encoder_layers is {self.encoder_layers}: give 1 to {self.layers - 1}."
-            )
+            raise PlanError(f"{where}: top_k is {self.top_k}: give 1 to {self.experts}, all experts.")
+        if encoder is not None and not 0 < encoder < self.layers:
+            raise PlanError(f"{where}: encoder_layers is {encoder}: give 1 to {self.layers - 1}.")
 
     @functools.cached_property
     def units(self) -> str:

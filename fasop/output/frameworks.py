@@ -107,9 +107,7 @@ def _bridge(plan: Plan) -> Settings:
     if options.recompute == "full":
         model |= {"recompute_method": "uniform", "recompute_num_layers": 1}
     if len(set(plan.layers)) > 1:
-        model["pipeline_model_parallel_layout"] = "|".join(
-            "E" * (at == 0) + "t" * count + "L" * (at == plan.pp - 1) for at, count in enumerate(plan.layers)
-        )
+        model["pipeline_model_parallel_layout"] = f"E{'|'.join('t' * count for count in plan.layers)}L"
     return {
         "model": model,
         "train": {"micro_batch_size": plan.mbs, "global_batch_size": plan.model.global_batch // cp},

@@ -68,11 +68,9 @@ def write(plan: Plan, events: Sequence[Event], folder: Path, name: str) -> list[
     Rank t + tp·d + tp·dp·stage, as the cost models number them. Raises ``OSError``, and ``PlanError`` for a
     plan whose communication within passes the traces would lack.
     """
-    if plan.options.zero >= 2:
-        raise PlanError(
-            f"--et: a plan with --zero {plan.options.zero} can't be written: it communicates within every "
-            "pass, which the traces don't hold; plan with --zero 0 or 1."
-        )
+    if (zero := plan.options.zero) >= 2:
+        why = "it communicates within every pass, which traces lack: plan with --zero 0 or 1."
+        raise PlanError(f"--et: a plan with --zero {zero} can't be written: {why}")
     folder.mkdir(parents=True, exist_ok=True)
     run = RunFiles(folder, name)
     whole, written = step_time(list(events)), []

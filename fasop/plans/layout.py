@@ -226,10 +226,8 @@ def _stages(where: str, values: dict[str, Any], model: Model, cluster: Cluster, 
     partition = _partition(where, model, layers)
     batches = {sum(replica.mbs for replica in stage.replicas) for stage in stages}
     if len(batches) > 1 or model.global_batch % (batch := batches.pop()):
-        raise PlanError(
-            f"{where}: the sequences of a micro-batch over all replicas must be the same in each stage, and "
-            f"divide the global batch {model.global_batch}."
-        )
+        rule = f"must be the same in each stage, and divide the global batch {model.global_batch}"
+        raise PlanError(f"{where}: the sequences of a micro-batch over all replicas {rule}.")
     whole_stages = tuple(replace(stage, units=units) for stage, units in zip(stages, partition, strict=True))
     return Layout(model, cluster, whole_stages, model.global_batch // batch)
 

@@ -66,23 +66,21 @@ def shapes(model: Model, cluster: Cluster, max_tp: int, idle: bool = False) -> l
     """All degrees that use every GPU, or with ``idle`` that leave some out. Raises ``PlanError`` for none."""
     found = []
     experts = divisors(model.experts) if model.experts else [1]
-    size = min(cluster.size(gpu) for gpu in cluster.gpus)
-    for tp in _tensor_degrees(model, cluster, max_tp):
-        for dp in divisors(model.global_batch):
-            if dp % model.cp:
-                continue
-            most, rest = divmod(cluster.gpu_count, tp * dp)
-            if not most >= 1 or (rest and not idle):
-                continue
-            deepest = min(most, model.layers) if idle else most
-            for pp in range(deepest, 0, -1) if idle else [most]:
-                # With fewer stages than there are GPUs for, whole nodes are idle.
-                frees = pp == deepest or -(-pp * tp * dp // size) < -(-(pp + 1) * tp * dp // size)
-                if pp <= model.layers and frees:
-                    each = itertools.product(divisors(model.global_batch // dp), experts)
-                    found += [Shape(tp, dp, pp, mbs, ep) for mbs, ep in each if dp % ep == 0]
+    sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
+    heads = math.gcd(model.heads, model.kv_heads or model.heads)
+    degrees = sorted({tp for size in sizes for tp in divisors(math.gcd(size, heads)) if tp <= max_tp})
+    for tp, dp in itertools.product(degrees, divisors(model.global_batch)):
+        most, rest = divmod(cluster.gpu_count, tp * dp)
+        if dp % model.cp or not most >= 1 or (rest and not idle):
+            continue
+        deepest = min(most, model.layers) if idle else most
+        for pp in range(deepest, 0, -1) if idle else [most]:
+            # With fewer stages than there are GPUs for, whole nodes are idle.
+            frees = pp == deepest or -(-pp * tp * dp // sizes[0]) < -(-(pp + 1) * tp * dp // sizes[0])
+            if pp <= model.layers and frees:
+                each = itertools.product(divisors(model.global_batch // dp), experts)
+                found += [Shape(tp, dp, pp, mbs, ep) for mbs, ep in each if dp % ep == 0]
     if not found:
-        sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
         raise PlanError(
             f"no tp × dp × pp makes {cluster.gpu_count} GPUs ({cluster.node_count} nodes of "
             f"{' or '.join(map(str, sizes))}) with tp at most {max_tp} and a divisor of a node's GPUs and of "
@@ -90,16 +88,6 @@ def shapes(model: Model, cluster: Cluster, max_tp: int, idle: bool = False) -> l
             f"{model.layers} layers: give another number of nodes, or another --global-batch."
         )
     return found
-
-
-def _tensor_degrees(model: Model, cluster: Cluster, max_tp: int) -> list[int]:
-    sizes = {cluster.size(gpu) for gpu in cluster.gpus}
-    heads = math.gcd(model.heads, model.kv_heads or model.heads)
-    return [
-        tp
-        for tp in divisors(max(sizes))
-        if tp <= max_tp and heads % tp == 0 and any(s % tp == 0 for s in sizes)
-    ]
 
 
 def blocks(cluster: Cluster, gpus_per_stage: int) -> tuple[list[Block], bool]:

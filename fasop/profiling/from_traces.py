@@ -96,11 +96,9 @@ class _Steps:
             before = np.searchsorted(own, begins)
             followed = int((np.diff(np.append(before, len(own))) > 0).sum())
             if followed != len(begins) or (len(own) and (not len(begins) or before[0] > 0)):
-                raise PlanError(
-                    f"{path}: {name} looks tokens up {len(begins)} times, of which {followed} are "
-                    "followed by a backward pass: give steps in which each forward pass has its backward "
-                    "pass before the next (encoder-decoders and several pipeline stages can't be told apart)."
-                )
+                counts = f"{len(begins)} times, of which {followed} are followed by a backward pass"
+                how = "give steps in which each forward pass has its own before the next."
+                raise PlanError(f"{path}: {name} looks tokens up {counts}: {how}")
         number = np.searchsorted(np.sort(self.began[lookups]), self.began, side="right") - 1
         return np.where(self.forward, number, -1)
 
@@ -112,10 +110,8 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
     ranks of several runs.
     """
     if model.encoder_layers is not None or model.experts:
-        raise PlanError(
-            f"model {model.name}: costs of an encoder-decoder, or of layers with experts, can't be taken "
-            "from traces: give a decoder-only or encoder-only model without experts."
-        )
+        what = "costs of an encoder-decoder, or of layers with experts, can't be taken from traces"
+        raise PlanError(f"model {model.name}: {what}.")
     sums = np.zeros((2, 3))
     micro_batches = unattributed = total = 0.0
     ranks: set[int] = set()
@@ -159,6 +155,7 @@ def _checked(
     Raises ``PlanError`` where shapes of the operators show that the trace is of another model.
     """
     own = f"{path}: taken as {model.name}"
+    part = "this rank holds a part of a pipeline; give traces of a run with one pipeline stage."
     shapes = {row: operators.shapes(row) for row in np.flatnonzero(steps.forward).tolist()}
     tables = {
         row: (*found[0], *found[1])
@@ -166,10 +163,7 @@ def _checked(
         if operators.name[row] == "aten::embedding" and [len(shape) for shape in found[:2]] == [2, 2]
     }
     if not tables:
-        raise PlanError(
-            f"{own}: no embedding in it: this rank holds a part of a pipeline; give traces of a run with one "
-            "pipeline stage."
-        )
+        raise PlanError(f"{own}: no embedding in it: {part}")
     rows, hidden, batch, seq = table = max(tables.values())
     for what, in_it, expected in (("hidden", hidden, model.hidden), ("seq", seq, model.seq)):
         if in_it != expected:
@@ -192,10 +186,7 @@ def _checked(
             products[found[at]] += 1
     notes = [f"{padding} rows of its embedding are taken as padding of the vocabulary."] if padding else []
     if not products[hidden, rows]:
-        raise PlanError(
-            f"{own}: no head in it (no product with its {rows} words): this rank holds a part of a "
-            "pipeline; give traces of a run with one pipeline stage."
-        )
+        raise PlanError(f"{own}: no head in it (no product with its {rows} words): {part}")
     # Fewer heads of keys than ranks: each rank has one.
     kv = max((model.kv_heads or model.heads) // tp, 1) * model.head_width
     feed = model.ffn_width // tp * (3 if model.gated else 2)
@@ -205,9 +196,8 @@ def _checked(
     extra, rest = divmod(weights - count * expected, count * hidden**2)
     if rest or extra not in ((0,) if model.causal else (0, 1, 2)):
         raise PlanError(
-            f"{own}: its layers multiply by {weights // count} weights, those of the model by {expected} "
-            f"on each of {tp} tensor-parallel ranks: give the model it is of (layers, kv_heads, ffn, gated), "
-            "and its --tp; compiled layers can't be told apart."
+            f"{own}: its layers multiply by {weights // count} weights, those of the model by {expected} on "
+            f"each of {tp} tensor-parallel ranks: give the model it is of, and its --tp (nothing compiled)."
         )
     if extra:
         notes.append(f"{extra} products of {hidden}x{hidden} that are of no layer count to the layers.")

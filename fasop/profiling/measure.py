@@ -62,10 +62,8 @@ def measured(
     if runs.device == "cuda" and not torch.cuda.is_available():
         raise PlanError("--device cuda: PyTorch sees no GPU here; give --device cpu.")
     if model.encoder_layers is not None or model.experts or model.kv_rank:
-        raise PlanError(
-            f"model {model.name}: only decoder-only and encoder-only models can be measured, without experts "
-            "and latent attention."
-        )
+        which = "an encoder-decoder, or layers with experts or latent attention, can't be measured"
+        raise PlanError(f"model {model.name}: {which}.")
     for degree in degrees:
         if model.heads % degree:
             fit = ", ".join(map(str, divisors(model.heads)))

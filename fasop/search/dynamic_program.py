@@ -188,7 +188,7 @@ class DynamicProgram:
         history = list(self._steps(bounds, first))
         rows, partitions = np.zeros((2, count, self.stages), dtype=int)
         units = np.full(count, self.units)
-        noise = Noise()
+        noise = np.random.default_rng(0)  # the same numbers each time
         # Draws by the stage after, its key and the state before it.
         draws: dict[tuple[Key | None, int], np.ndarray] = {(None, 0): np.arange(count)}
         for stage in range(self.stages - 1, -1, -1):
@@ -209,7 +209,7 @@ class DynamicProgram:
                 each = [np.broadcast_to(s, shape) for (_, s), shape in zip(options, shapes, strict=True)]
                 sums = np.concatenate(each, axis=1)
                 if spread:
-                    sums = sums + spread * noise.exponential(sums.shape) * (who > 0)[:, None]
+                    sums = sums + spread * noise.standard_exponential(sums.shape) * (who > 0)[:, None]
                 best = sums.argmin(axis=1)
                 if not np.isfinite(sums[np.arange(len(who)), best]).all():
                     return rows[:0], partitions[:0]
@@ -254,27 +254,6 @@ class DynamicProgram:
                 possible = (begin >= 0) & (begin < self.width)
                 placed = np.where(possible, values[0, origin][np.where(possible, begin, 0)], INF)
                 yield (key, origin), placed + sums.T
-
-
-class Noise:
-    """The same random numbers each time (Steele et al. 2014, "Fast splittable pseudorandom number
-    generators", SplitMix64); ``np.random`` would take a tenth of the start-up.
-    """
-
-    def __init__(self) -> None:
-        self._drawn = 0
-
-    def exponential(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Numbers of mean 1."""
-        count = int(np.prod(shape))
-        state = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
-        self._drawn += count
-        bits = state * np.uint64(0x9E3779B97F4A7C15)
-        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        uniform = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
-        numbers: np.ndarray = -np.log1p(-uniform).reshape(shape)
-        return numbers
 
 
 def by_size(table: np.ndarray) -> np.ndarray:

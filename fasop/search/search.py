@@ -244,6 +244,4 @@ def no_plan(model: Model, clusters: Sequence[Cluster], goal: Goal) -> str:
     what = f"no plan of {model.name} on {clusters[0].name if len(clusters) == 1 else 'any cluster'}"
     if goal.max_step_time is not None:
         return f"{what} takes at most {goal.max_step_time:g} s per step: raise --max-step-time or add GPUs."
-    return (
-        f"{what} fits into memory: give --recompute auto, --zero 1, --fsdp, a larger --max-tp, or more GPUs."
-    )
+    return f"{what} fits into memory: give --recompute auto, --fsdp, a larger --max-tp, or more GPUs."

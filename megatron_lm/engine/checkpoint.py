@@ -46,10 +46,8 @@ class Checkpoints:
             with files.scratch_folder(FOLDER / save / "write_test") as probe:
                 (probe / "test").write_bytes(b"test")
         except OSError as error:
-            raise CheckpointError(
-                f"SAVE={save}: can't be written to ({error.strerror}): set SAVE to a folder "
-                "that all nodes share and can write to"
-            ) from None
+            how = "set SAVE to a folder that all nodes share and can write to"
+            raise CheckpointError(f"SAVE={save}: can't be written to ({error.strerror}): {how}") from None
 
     def after(self, iteration: int, now: bool = False) -> None:
         """Save if SAVE and SAVE_INTERVAL ask for it, or ``now``. Raises ``CheckpointError``."""
@@ -85,11 +83,9 @@ class Checkpoints:
         size = Size(**meta["size"])
         if size != self.settings.size:
             theirs, ours = dataclasses.asdict(size), dataclasses.asdict(self.settings.size)
-            differs = [name for name in ours if theirs[name] != ours[name]]
-            raise CheckpointError(
-                f"checkpoint {folder} is of another model ({', '.join(differs)} differ): set "
-                f"MODEL={meta['model']} and its sizes as in the run that wrote it"
-            )
+            differs = ", ".join(name for name in ours if theirs[name] != ours[name])
+            how = f"set MODEL={meta['model']} and its sizes as in the run that wrote it"
+            raise CheckpointError(f"checkpoint {folder} is of another model ({differs} differ): {how}")
         for name, parameter in model.named(self.chunks):
             if name not in parts:
                 raise CheckpointError(f"checkpoint {folder} lacks {name}: load another one")

@@ -132,11 +132,9 @@ def _check_vocabulary(prefix: Path, settings: Settings) -> None:
     largest = largest.cuda() if torch.cuda.is_available() else largest
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     size = settings.size.vocabulary
-    if largest >= size:
-        raise DataError(
-            f"DATA_PATH={prefix}: has token {largest.item()}, and VOCAB_SIZE is {size}: set VOCAB_SIZE to "
-            f"at least {int(largest.item()) + 1}, or give data that was made with this vocabulary."
-        )
+    if (token := int(largest.item())) >= size:
+        how = f"set VOCAB_SIZE to at least {token + 1}, or give data that was made with this vocabulary."
+        raise DataError(f"DATA_PATH={prefix}: has token {token}, and VOCAB_SIZE is {size}: {how}")
 
 
 def _sample(settings: Settings) -> Path:

@@ -79,10 +79,8 @@ def refuse_misplaced(environment: Mapping[str, str]) -> None:
     """Raise ``RunError`` for a setting without its prefix that can only be meant for these scripts."""
     for name in UNMISTAKABLE:
         if name in environment and PREFIX + name not in environment:
-            raise RunError(
-                f"{name}={environment[name]} in the environment: settings are read from {PREFIX}{name} only; "
-                f"set that, or give {name}={environment[name]} to _03_submit.sh as an argument."
-            )
+            given, how = f"{name}={environment[name]}", f"set that, or give {name} to _03_submit.sh"
+            raise RunError(f"{given} in the environment: settings are read from {PREFIX}{name} only; {how}.")
 
 
 def read_file(path: str | Path) -> dict[str, str]:

@@ -75,10 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(scripts), end="")
         return 0
     if not shutil.which("sbatch"):
-        raise RunError(
-            "sbatch was not found: submit on a Slurm cluster, start one with "
-            "megatron_lm/slurm/local_cluster.sh up, or use --local."
-        )
+        how = "start a cluster with megatron_lm/slurm/local_cluster.sh up, or use --local"
+        raise RunError(f"sbatch was not found: submit on a Slurm cluster, {how}.")
     Path(values["LOG_DIR"]).mkdir(parents=True, exist_ok=True)
     ids = submit(scripts)
     record(Path(values["LOG_DIR"]), ids, values)
@@ -121,17 +119,15 @@ def resumed(job: str, given: Mapping[str, str]) -> dict[str, str]:
     values |= given
     if not values["SAVE"]:
         raise RunError(f"job {job} wrote no checkpoints, as SAVE was empty: there is nothing to continue.")
-    folder, damaged = saved.newest_whole(Path(values["SAVE"]))
-    for sentence in damaged:
-        print(f"job {job}: {sentence}", file=sys.stderr)
-    if folder is None:
+    for folder in saved.newest_first(Path(values["SAVE"])):
+        if not (problem := saved.damage(folder)):
+            break
+        print(f"job {job}: checkpoint {folder} is damaged: {problem}", file=sys.stderr)
+    else:
         raise RunError(f"job {job}: there is no good checkpoint in {values['SAVE']} to continue from.")
     done = int(saved.read_meta(folder)["iteration"])
     if done >= int(values["TRAIN_ITERS"]):
-        raise RunError(
-            f"job {job} has done {done} iterations of TRAIN_ITERS={values['TRAIN_ITERS']}: to train on, "
-            "give a larger TRAIN_ITERS."
-        )
+        raise RunError(f"job {job} has done {done} iterations of TRAIN_ITERS={values['TRAIN_ITERS']}.")
     print(f"job {job}: continuing from {folder}", file=sys.stderr)
     return values | {"LOAD": values["SAVE"]}
 
@@ -166,10 +162,8 @@ def batch_scripts(values: Mapping[str, str], het: bool, given: str) -> list[str]
     names = [name for name in values["NODELIST"].split(",") if name]
     count, first = int(values["NNODES"]), int(values["MASTER_NNODES"])
     if names and (len(names) != count or len(set(names)) != count):
-        raise RunError(
-            f"NODELIST={values['NODELIST']}: names {len(set(names))} different nodes, NNODES is {count}; "
-            "name each node once, separated by commas."
-        )
+        named = f"NODELIST={values['NODELIST']}: names {len(set(names))} different nodes"
+        raise RunError(f"{named}, NNODES is {count}; name each node once, separated by commas.")
     if values["HOMOGENEOUS_CLUSTER"] == "true":
         return [_script(values, HOMOGENEOUS, _header(values, HOMOGENEOUS, count, names, "SLURM_", given))]
     master = _header(values, MASTER, first, names[:first], "MASTER_", given)

@@ -84,7 +84,7 @@ def test_layers_with_few_heads_of_keys_and_a_gate_were_measured_as_others(
     measured(model, (1, 2), (1,), Runs("cpu", "float32", 0, 1))
     assert shapes == {(64, 128), (64, 64), (64, 192), (96, 64), (64, 1000), *((64, 64), (32, 64), (64, 96)),
                       *((48, 64), (64, 500))}  # fmt: skip
-    with pytest.raises(PlanError, match="without experts"):
+    with pytest.raises(PlanError, match="layers with experts"):
         measured(replace(model, experts=4), (1,), (1,), Runs("cpu", "float32"))
 
 

@@ -80,7 +80,7 @@ def test_fewer_gpus_than_processes_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert read_world().backend == "nccl"
     assert chosen == [torch.device("cuda", 1)]
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ValueError, match=r"4 processes were launched on this node but it has 2 GPU\(s\)"):
+    with pytest.raises(ValueError, match=r"this node has 4 processes but 2 GPU\(s\)"):
         read_world()
 
 

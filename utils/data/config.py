@@ -32,9 +32,7 @@ class DataConfig:
 
     dataset: str = option("squad (hub cache or hub), sample (in data/) or a SQuAD JSON file", "squad")
     tokenizer: str | None = option("tokenizer.json or its folder (default: the first one found)", None)
-    max_seq_length: int | None = option(
-        "longest sample in tokens (default: 1024 for GPT-2 and 512 for BERT on GPUs, 128 on CPUs)", None
-    )
+    max_seq_length: int | None = option("longest sample, tokens (default: the model's; on CPUs 128)", None)
     padding: Literal["longest", "max"] = option(
         "pad to a batch's longest sample, or all to --max-seq-length: every step has the same shapes",
         "longest",

@@ -89,20 +89,15 @@ class TrainConfig(TraceConfig, DataConfig):
             self.check_trace_length(self.max_steps, "--max-steps")
         launched = int(os.environ.get("WORLD_SIZE", 1))
         if self.num_gpus not in (None, launched):
-            raise ValueError(
-                f"--num-gpus {self.num_gpus} needs as many processes, not {launched}: omit it, or launch "
-                f"`torchrun --nproc_per_node {self.num_gpus} {self.family}/train.py …` (times --nnodes)"
-            )
+            how = f"omit it, or launch `torchrun --nproc_per_node {self.num_gpus} {self.family}/train.py …`"
+            raise ValueError(f"--num-gpus {self.num_gpus} needs as many processes, not {launched}: {how}")
 
     def check_trace_length(self, steps: int, origin: str) -> None:
         """Raise ValueError if the run ends before its trace is complete."""
-        wanted = self.trace_wait_steps + self.trace_warmup_steps + self.trace_active_steps
-        if self.enable_tracing and steps < wanted:
-            raise ValueError(
-                f"tracing needs {wanted} steps (--trace-wait-steps {self.trace_wait_steps} + "
-                f"--trace-warmup-steps {self.trace_warmup_steps} + --trace-active-steps "
-                f"{self.trace_active_steps}), but the run has {steps} ({origin})"
-            )
+        each = {name: getattr(self, f"trace_{name}_steps") for name in ("wait", "warmup", "active")}
+        if self.enable_tracing and steps < sum(each.values()):
+            flags = " + ".join(f"--trace-{name}-steps {count}" for name, count in each.items())
+            raise ValueError(f"tracing needs {flags}, but the run has {steps} steps ({origin})")
 
     def save(self, flag: str, name: str) -> None:
         """Write all options as JSON to the file ``name`` in the folder given by ``flag``, atomically.

@@ -98,10 +98,8 @@ class Trainer:
         self.step, self.complete = state["step"], state.get("complete", False)
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         if not self.world.agree(self.step):
-            raise ValueError(
-                f"the ranks don't see the same checkpoint ({folder}, step {self.step} here): "
-                f"--save-dir must be one folder that all nodes share"
-            )
+            here = f"({folder}, step {self.step} here): --save-dir must be a folder that all nodes share"
+            raise ValueError(f"the ranks don't see the same checkpoint {here}")
         if state["order"] != order and self.world.is_main:
             log.warning("seed, data or global batch differ from the interrupted run: so does the data order")
         log.info("resumed from %s, after step %d", folder, self.step)
