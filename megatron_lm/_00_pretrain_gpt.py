@@ -48,11 +48,9 @@ def main(world: World, watch: Watch) -> int:
             settings = dataclasses.replace(settings, precision="fp32")
     if not dist.is_initialized():
         dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
-    parallel_state.initialize_model_parallel(
-        settings.tensor_mp_size,
-        settings.pipeline_mp_size,
-        settings.virtual_stages if settings.virtual_stages > 1 else None,
-    )
+    degrees = settings.tensor_mp_size, settings.pipeline_mp_size
+    chunks = settings.virtual_stages if settings.virtual_stages > 1 else None
+    parallel_state.initialize_model_parallel(*degrees, chunks)
     return training.train(settings, watch)
 
 

@@ -115,8 +115,7 @@ def _check(plan: Plan) -> None:
         "its tensor-parallel ranks send a share of a stage's output each, as with --per-stage, megatron_lm's "
         "send all of it (unless --sequence-parallel)": is_split and apart,
         f"megatron_lm has --zero 0 and 1, the plan needs --zero {options.zero}": options.zero >= 2,
-        "megatron_lm reduces gradients at the end, not beside it (--overlap)": options.overlap
-        and plan.dp > 1,
+        "megatron_lm reduces gradients at the end (no --overlap)": options.overlap and plan.dp > 1,
         f"it is for {options.engine}": options.engine != "megatron",
         "megatron_lm computes in 16 or 32 bits": options.precision not in ("mixed", "fp32"),
         "megatron_lm splits no sequences (--cp), makes no graph of a step (--cuda-graphs) and recomputes no "

@@ -65,10 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not found:
         return status
     if config.json:
-        rows = [
-            {"name": each.name, "measured": each.measured, **asdict(one)}
-            for each, one in zip(given, found, strict=True)
-        ]
+        pairs = zip(given, found, strict=True)
+        rows = [{"name": each.name, "measured": each.measured, **asdict(one)} for each, one in pairs]
         print(json.dumps(rows, indent=1))
         return status
     lines = _summary(given, found)

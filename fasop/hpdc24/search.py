@@ -189,10 +189,8 @@ def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Row]:
     placed = placements(cluster)
     types = np.array([[(FAST, SLOW).index(name) for name in placement] for placement in placed])
     gpus = [next((gpu for gpu in cluster.gpus if gpu.name == name), cluster.gpus[0]) for name in (FAST, SLOW)]
-    inter, intra, memory = (
-        np.array([getattr(gpu, key) for gpu in gpus])
-        for key in ("inter_bandwidth", "intra_bandwidth", "memory_gib")
-    )
+    keys = ("inter_bandwidth", "intra_bandwidth", "memory_gib")
+    inter, intra, memory = (np.array([getattr(gpu, key) for gpu in gpus]) for key in keys)
     size, count = cluster.size(cluster.gpus[0]), cluster.gpu_count
     degrees = []
     for tp in divisors(min(size, 4)):

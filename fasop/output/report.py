@@ -243,12 +243,9 @@ def options_line(options: Options) -> str:
     words += [f"in groups of {options.shard} (HSDP)"] * (options.shard > 0)
     words += ["optimizer on the host"] * options.offload
     words += ["sequence parallelism"] * options.sequence_parallel
-    recipe = {
-        "CUDA graphs": options.cuda_graphs,
-        "LoRA": options.adapters,
-        "fast dispatch": options.fast_dispatch,
-    }
-    words += [name for name, is_on in recipe.items() if is_on]
+    words += ["CUDA graphs"] * options.cuda_graphs
+    words += ["LoRA"] * options.adapters
+    words += ["fast dispatch"] * options.fast_dispatch
     words += [f"{', '.join(options.again)} computed again"] * bool(options.again)
     words += ["gradients overlapped" if options.overlap else "gradients not overlapped"]
     return ", ".join(words)

@@ -218,18 +218,13 @@ def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
     check_gpus(f"{where}: tp × dp × pp", cluster, plan.placement, plan.tp * plan.dp * pp)
     pairs = set(zip(plan.hosts, plan.placement, strict=False))
     is_whole = len(set(plan.hosts)) == len(plan.placement) and pairs <= set(cluster.hosts())
-    yield (
-        plan.hosts and not is_whole,
-        "hosts: give one node of the cluster per node of the placement, or leave hosts out",
-    )
+    yield plan.hosts and not is_whole, "hosts: give one node of the cluster for each, or leave them out"
     used = set(plan.placement)
     for name in plan.stage_gpu:
         yield not set(name.split("+")) <= used, f"stage_gpu: no {name!r} in the placement"
-    yield (
-        plan.micro_batches * plan.dp * plan.mbs != model.global_batch,
-        f"dp {plan.dp} × mbs {plan.mbs} × micro_batches {plan.micro_batches} is not the global batch, "
-        f"{model.global_batch}",
-    )
+    product = f"dp {plan.dp} × mbs {plan.mbs} × micro_batches {plan.micro_batches}"
+    is_wrong = plan.micro_batches * plan.dp * plan.mbs != model.global_batch
+    yield is_wrong, f"{product} is not the global batch, {model.global_batch}"
     for tp in (plan.tp, *(choice.tp for choice in plan.choices)):
         check_heads(where, model, tp)
     experts = f"a divisor of dp {plan.dp} and of the {model.experts} experts"
@@ -243,16 +238,11 @@ def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
     )
     gpus, sequences = plan.tp * plan.dp, plan.dp * plan.mbs
     for choice in plan.choices:
-        yield (
-            not choice.shares or not {name for name, _ in choice.shares} <= used,
-            "choices: shares: give the sequences of each GPU type of the stage",
-        )
-        replicas, is_even = gpus // choice.tp, len(choice.shares) == 1
-        yield (
-            gpus % choice.tp or (is_even and choice.shares[0][1] * replicas != sequences),
-            f"choices: tp {choice.tp} and its shares don't divide the {gpus} GPUs of a stage and its "
-            f"{sequences} sequences",
-        )
+        own, tp = {name for name, _ in choice.shares}, choice.tp
+        yield not own or not own <= used, "choices: shares: give sequences of each GPU type of the stage"
+        is_wrong = len(choice.shares) == 1 and choice.shares[0][1] * (gpus // tp) != sequences
+        stage = f"the {gpus} GPUs of a stage and its {sequences} sequences"
+        yield gpus % tp or is_wrong, f"choices: tp {tp} and its shares don't divide {stage}"
 
 
 def check_heads(where: str, model: Model, tp: int) -> None:

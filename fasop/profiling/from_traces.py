@@ -229,10 +229,8 @@ def from_traces(
     found = attribute(model, paths, tp, mbs)
     if not found.forward.layer or not found.backward.layer:
         raise PlanError(f"{paths[0]}: no forward and backward pass in it: is it a training step's trace?")
-    forward, backward = (
-        units._replace(layer=units.layer / model.layers).of_model(model)
-        for units in (found.forward, found.backward)
-    )
+    both = (units._replace(layer=units.layer / model.layers) for units in (found.forward, found.backward))
+    forward, backward = (units.of_model(model) for units in both)
     names = ", ".join(path.name for path in paths)
     source = f"From {names}, operators attributed to embedding, layers and head."
     entry = Entry(model.name, gpu_name or "traced", tp, mbs, forward, backward)

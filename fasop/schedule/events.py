@@ -8,6 +8,7 @@ at the plan's step time.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -186,15 +187,22 @@ def step_time(events: list[Event]) -> float:
 
 def bubbles(plan: Plan, events: list[Event]) -> list[float]:
     """The part of the step in which each stage neither computes nor communicates, 0 to 1."""
-    whole, idle = step_time(events), []
-    for stage in range(plan.pp):
-        busy = until = 0.0
-        for event in events:
-            if event.stage == stage:
-                busy += max(0.0, event.end - max(until, event.start))
-                until = max(until, event.end)
-        idle.append(1 - busy / whole)
-    return idle
+    of_stages: list[list[tuple[float, float]]] = [[] for _ in range(plan.pp)]
+    for event in events:
+        of_stages[event.stage].append((event.start, event.end))
+    whole = step_time(events)
+    return [1 - covered(each) / whole for each in of_stages]
+
+
+def covered(intervals: list[tuple[float, float]], first: float = 0.0, last: float = math.inf) -> float:
+    """Length of the union of the intervals within [first, last]."""
+    total, reached = 0.0, first
+    for start, end in sorted(intervals):
+        start, end = max(start, reached), min(end, last)
+        if end > start:
+            total += end - start
+            reached = end
+    return total
 
 
 def interleaved_ends(

@@ -188,10 +188,8 @@ class _Pool:
 
     def best(self) -> list[Assignment]:
         """``first`` as they are now."""
-        return [
-            replace(self.assignments[at], partition=tuple(self.partitions[at].tolist()))
-            for at in self.first()
-        ]
+        pairs = ((self.assignments[at], self.partitions[at].tolist()) for at in self.first())
+        return [replace(one, partition=tuple(partition)) for one, partition in pairs]
 
     def descend(self) -> None:
         """Move units from stage to stage as long as that makes one of the first shorter."""

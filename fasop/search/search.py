@@ -164,13 +164,8 @@ class _Kept:
             return self._value(self.plans[0][1])
         if goal.objective == "pareto":
             # From there on no plan on the cluster is faster or cheaper than one that is kept.
-            price = cluster.price_per_hour / 3600
-            free = [math.inf if plan.price_per_step else plan.step_time for _, plan in self.plans]
-            each = (
-                [max(plan.step_time, plan.price_per_step / price) for _, plan in self.plans]
-                if price
-                else free
-            )
+            price = cluster.price_per_hour / 3600 or 1e-300  # of a free cluster
+            each = (max(plan.step_time, plan.price_per_step / price) for _, plan in self.plans)
             return min(each, default=math.inf)
         rate = _rate(cluster, goal)
         if not rate or len(self.plans) < max(goal.top, KEPT):

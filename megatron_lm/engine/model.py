@@ -34,11 +34,8 @@ def build(settings: Settings, timers: Timers | None) -> list[DistributedDataPara
     """This rank's chunks, one unless VIRTUAL_STAGES is above 1. The process groups must exist."""
     model_parallel_cuda_manual_seed(settings.seed)
     config = transformer_config(settings, timers)
-    reduction = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        overlap_grad_reduce=False,
-        use_distributed_optimizer=settings.sharded_optimizer,
-    )
+    sharded = settings.sharded_optimizer
+    reduction = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=sharded)
     chunks = []
     for number in range(settings.virtual_stages):
         model = _chunk(settings, config, number if settings.virtual_stages > 1 else None)
@@ -53,7 +50,7 @@ def build(settings: Settings, timers: Timers | None) -> list[DistributedDataPara
 
 
 def transformer_config(settings: Settings, timers: Timers | None) -> TransformerConfig:
-    """megatron-core's configuration; fusions are off because they need Transformer Engine or Apex."""
+    """megatron-core's configuration; its fusions are off by default, and need Transformer Engine or Apex."""
     size, dtype = settings.size, DTYPES[settings.precision]
     full = settings.recompute == "full"
     return TransformerConfig(
@@ -80,12 +77,6 @@ def transformer_config(settings: Settings, timers: Timers | None) -> Transformer
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
         use_cpu_initialization=True,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
         batch_p2p_comm=False,
         timers=timers,
         finalize_model_grads_func=finalize_model_grads,
@@ -125,13 +116,9 @@ class FusedAttention(nn.Module):
         (sequence, batch, heads · width).
         """
         q, k, v = (each.permute(1, 2, 0, 3) for each in (query, key, value))
-        ways: dict[str, Any] = {
-            "is_causal": True,
-            "scale": self.scale,
-            "enable_gqa": q.shape[1] != k.shape[1],
-        }
+        ways: dict[str, Any] = {"scale": self.scale, "enable_gqa": q.shape[1] != k.shape[1]}
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            context = nn.functional.scaled_dot_product_attention(q, k, v, **ways)
+            context = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, **ways)
         return context.permute(2, 0, 1, 3).flatten(2)
 
 

@@ -16,7 +16,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron_lm.engine.log_lines import Timers
 from megatron_lm.settings import Settings
 
-CLIP, WEIGHT_DECAY, BETAS, EPSILON = 1.0, 0.01, (0.9, 0.999), 1e-8
+CLIP, WEIGHT_DECAY = 1.0, 0.01
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -33,18 +33,14 @@ class Optimizer:
     def __init__(
         self, chunks: list[DistributedDataParallel], settings: Settings, timers: Timers | None
     ) -> None:
+        # Adam's betas and epsilon, and the first loss scale, are megatron-core's defaults.
         config = OptimizerConfig(
-            optimizer="adam",
             lr=settings.lr,
             min_lr=0.0,
             weight_decay=WEIGHT_DECAY,
-            adam_beta1=BETAS[0],
-            adam_beta2=BETAS[1],
-            adam_eps=EPSILON,
             fp16=settings.precision == "fp16",
             bf16=settings.precision == "bf16",
             params_dtype=chunks[0].config.params_dtype,
-            initial_loss_scale=2.0**32,
             clip_grad=CLIP,
             use_distributed_optimizer=settings.sharded_optimizer,
             timers=timers,

@@ -24,7 +24,7 @@ from chakra_et import cli, files
 from chakra_et.report.page import TextTable
 from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
 from fasop.plans.plan import Plan, pick_plan
-from fasop.schedule.events import of_plan
+from fasop.schedule.events import covered, of_plan
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.runs import Run
@@ -153,14 +153,9 @@ def picture_of(found: Sequence[Event], title: str, row: str) -> Picture:
         times = (event.start - zero, event.end - zero)
         spans.append(Span(lane_of[event.rank], *times, _kind(event), event.label, event.lane))
     used = {span.kind for span in spans}
-    return Picture(
-        title,
-        lanes,
-        spans,
-        {name: kind for name, kind in KINDS.items() if name in used},
-        strips=STRIPS,
-        marks=[(start - zero, f"iteration {number}") for number, start in sorted(iterations.items())],
-    )
+    kinds = {name: kind for name, kind in KINDS.items() if name in used}
+    marks = [(start - zero, f"iteration {number}") for number, start in sorted(iterations.items())]
+    return Picture(title, lanes, spans, kinds, strips=STRIPS, marks=marks)
 
 
 def bubble_table(heading: str, found: Iterable[Event], row: str) -> TextTable:
@@ -258,21 +253,10 @@ def bubbles(found: Iterable[Event]) -> list[Bubble]:
         for rank, of_rank in by_rank.items():
             mine = [(each.start, each.end) for each in of_rank if each.task in WORK]
             messages = [(each.start, each.end) for each in of_rank if each.lane == COMMUNICATION]
-            compute = _covered(mine, first, last)
-            communication = _covered(mine + messages, first, last) - compute
+            compute = covered(mine, first, last)
+            communication = covered(mine + messages, first, last) - compute
             sums[rank] = sums.get(rank, np.zeros(3)) + (last - first, compute, communication)
     return [Bubble(rank, *map(float, of_rank)) for rank, of_rank in sorted(sums.items())]
-
-
-def _covered(intervals: list[tuple[float, float]], first: float, last: float) -> float:
-    """Length of the union of the intervals within [first, last]."""
-    total, reached = 0.0, first
-    for start, end in sorted(intervals):
-        start, end = max(start, reached), min(end, last)
-        if end > start:
-            total += end - start
-            reached = end
-    return total
 
 
 def predicted_events(plan: Plan) -> list[Event]:

@@ -178,20 +178,12 @@ def read_run(job: str, stages: int) -> Measured:
     numbers = sorted({event.iteration for event in events})
     of_iterations = (picture.bubbles(e for e in events if e.iteration == number) for number in numbers)
     pipelines = [of_iteration[0].seconds for of_iteration in of_iterations]
-    count, bubbles = len(numbers), picture.bubbles(events)
     messages = ("forward-recv", "backward-recv", "forward-send")
-    return Measured(
-        job,
-        records.typical(iterations),
-        statistics.median(pipelines),
-        forward,
-        backward,
-        min(each.end - each.start for each in events if each.task in messages),
-        [
-            Bubble(each.rank, each.seconds / count, each.compute / count, each.communication / count)
-            for each in bubbles
-        ],
-    )
+    shortest = min(each.end - each.start for each in events if each.task in messages)
+    whole = ((each.rank, each.seconds, each.compute, each.communication) for each in picture.bubbles(events))
+    of_stages = [Bubble(rank, *(seconds / len(numbers) for seconds in of_rank)) for rank, *of_rank in whole]
+    times = records.typical(iterations), statistics.median(pipelines)
+    return Measured(job, *times, forward, backward, shortest, of_stages)
 
 
 def _share(bubbles: Sequence[Bubble]) -> float:

@@ -240,10 +240,8 @@ def _mistakes(settings: Settings) -> Mistakes:
         shares = [float(part) for part in settings.split.split(",")]
     except ValueError:
         shares = []
-    yield (
-        len(shares) != 3 or min(shares) < 0 or not shares[0],
-        f"SPLIT={settings.split}: give the shares of training, validation and test data, such as 100,0,0",
-    )
+    split = f"SPLIT={settings.split}: give shares of training, validation and test data, such as 100,0,0"
+    yield len(shares) != 3 or min(shares) < 0 or not shares[0], split
     yield (
         not settings.homogeneous_cluster and settings.master_nnodes >= nodes,
         f"MASTER_NNODES={settings.master_nnodes}: must be below NNODES ({nodes}), because the slave job gets "
@@ -275,10 +273,8 @@ def _of_partition(settings: Settings) -> Mistakes:
 def _of_tensor_parallelism(settings: Settings) -> Mistakes:
     size, tensor = settings.size, settings.tensor_mp_size
     fit = f"{_divisors(size.hidden, size.heads)} would"
-    yield (
-        size.hidden % size.heads,
-        f"NUM_HEADS={size.heads}: does not divide HIDDEN_SIZE={size.hidden}; {fit}",
-    )
+    rule = f"NUM_HEADS={size.heads}: does not divide HIDDEN_SIZE={size.hidden}"
+    yield size.hidden % size.heads, f"{rule}; {fit}"
     width = size.hidden // size.heads
     even = f"POSITION=rope: needs heads of even width, HIDDEN_SIZE / NUM_HEADS is {width}"
     yield size.position == "rope" and width % 2, even
@@ -303,11 +299,8 @@ def _of_tensor_parallelism(settings: Settings) -> Mistakes:
 
 def _of_batch(settings: Settings) -> Mistakes:
     each, batch = settings.micro_batch_size * settings.dp_size, settings.global_batch_size
-    yield (
-        batch % each,
-        f"GLOBAL_BATCH_SIZE={batch}: must be a multiple of MICRO_BATCH_SIZE × DP_SIZE = {each}; "
-        f"{max(batch // each, 1) * each} would fit",
-    )
+    rule = f"must be a multiple of MICRO_BATCH_SIZE × DP_SIZE = {each}"
+    yield batch % each, f"GLOBAL_BATCH_SIZE={batch}: {rule}; {max(batch // each, 1) * each} would fit"
     # An interleaved schedule hands out micro-batches in groups of one per stage.
     stages = settings.pipeline_mp_size
     chunks, count = settings.virtual_stages, settings.micro_batches

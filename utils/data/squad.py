@@ -144,11 +144,8 @@ def _load(name: str, folder: Path, source: str, offline: bool) -> Squad:
         datasets.disable_progress_bars()
     # Its environment variable counts only before the import. The first name is the one since datasets 2.21,
     # the second the one before it.
-    before = {
-        each: value
-        for each, value in vars(config).items()
-        if each in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-    }
+    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+    before = {each: value for each, value in vars(config).items() if each in names}
     try:
         vars(config).update(dict.fromkeys(before, True) if offline else {})
         splits = datasets.load_dataset(name, cache_dir=str(folder))
