@@ -160,6 +160,10 @@ def log_dir() -> Path:
 def _read(name: str, text: str, kind: Any) -> Any:
     """``text`` as a value of type ``kind``; empty where the type allows None."""
     options = typing.get_args(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        if text not in options:
+            raise RunError(f"{name}={text}: choose from {', '.join(filter(None, options))}.")
+        return text
     if type(None) in options and not text:
         return None
     kind = options[0] if options else kind

@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Literal
 
 from megatron_lm.errors import RunError
-
-NORMALIZATIONS = ("layernorm", "rmsnorm")
-POSITIONS = ("learned", "rope")
 
 
 @dataclass(frozen=True)
@@ -20,8 +18,8 @@ class Size:
 
     hidden: width; layers: transformer layers; heads: attention heads; sequence: tokens per sample;
     vocabulary: tokens; ffn: width of the MLP; kv_groups: key-value heads (``heads``: multi-head attention,
-    fewer: grouped queries); swiglu: gated MLP with SiLU instead of GELU; normalization, position: one of
-    the names above; rotary_base: of the rope angles; linear_bias: linear layers have biases;
+    fewer: grouped queries); swiglu: gated MLP with SiLU instead of GELU; normalization: layernorm or rmsnorm;
+    position: learned or rope; rotary_base: of the rope angles; linear_bias: linear layers have biases;
     tied_embedding: the output layer shares the embedding's weights.
     """
 
@@ -73,8 +71,8 @@ class Settings:
     partition: str = "0-11-8-8-8-8-5-0"
     virtual_stages: int = 1
     sequence_parallel: bool = False
-    recompute: str = "none"
-    attention: str = "unfused"
+    recompute: Literal["none", "selective", "full"] = "none"
+    attention: Literal["unfused", "flash"] = "unfused"
     sharded_optimizer: bool = False
     # Model
     hidden_size: int | None = None
@@ -85,15 +83,15 @@ class Settings:
     ffn: int | None = None
     kv_groups: int | None = None
     swiglu: bool | None = None
-    normalization: str = ""
-    position: str = ""
+    normalization: Literal["", "layernorm", "rmsnorm"] = ""
+    position: Literal["", "learned", "rope"] = ""
     rotary_base: int | None = None
     linear_bias: bool | None = None
     tied_embedding: bool | None = None
     # Training
     train_iters: int = 50
     log_interval: int = 10
-    precision: str = "fp16"
+    precision: Literal["fp16", "bf16", "fp32"] = "fp16"
     lr: float = 1.5e-4
     lr_decay_iters: int = 320_000
     lr_warmup_fraction: float = 0.01
@@ -105,7 +103,7 @@ class Settings:
     save_interval: int = 0
     load: str = ""
     # What is recorded
-    report_to: str = ""
+    report_to: Literal["", "tensorboard", "wandb"] = ""
     profile: bool = False
     profile_chakra: bool = False
     trace_output_dir: str = "../outputs"
@@ -181,15 +179,6 @@ SIZE_SETTINGS = {
     "NORMALIZATION": "normalization", "POSITION": "position", "ROTARY_BASE": "rotary_base",
     "LINEAR_BIAS": "linear_bias", "TIED_EMBEDDING": "tied_embedding",
 }  # fmt: skip
-CHOICES = {
-    "model": tuple(MODELS),
-    "precision": ("fp16", "bf16", "fp32"),
-    "recompute": ("none", "selective", "full"),
-    "attention": ("unfused", "flash"),
-    "normalization": ("", *NORMALIZATIONS),
-    "position": ("", *POSITIONS),
-    "report_to": ("", "tensorboard", "wandb"),
-}
 # Of the whole numbers; all others are at least 1.
 MAY_BE_ZERO = ("seed", "stop_on_nan", "save_interval", "master_port")
 
@@ -206,9 +195,7 @@ Mistakes = Iterator[tuple[object, str]]
 
 
 def _mistakes(settings: Settings) -> Mistakes:
-    for name, choices in CHOICES.items():
-        value = getattr(settings, name)
-        yield value not in choices, f"{name.upper()}={value}: choose from {', '.join(filter(None, choices))}"
+    yield settings.model not in MODELS, f"MODEL={settings.model}: choose from {', '.join(MODELS)}"
     for name in (field.name for field in fields(settings) if field.name not in MAY_BE_ZERO):
         value = getattr(settings, name)
         yield type(value) is int and value < 1, f"{name.upper()}={value}: give at least 1"
