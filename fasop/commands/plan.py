@@ -94,7 +94,7 @@ class Config:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give a number above 0")
         if self.tp is not None and self.tp > self.max_tp:
             raise ValueError(f"--tp {self.tp} is above --max-tp {self.max_tp}: give --max-tp {self.tp}")
-        if not re.fullmatch(r"[0-9.]+[KMBT]?", self.tokens) or not self.steps_of(1):
+        if not re.fullmatch(r"\d{1,18}(\.\d*)?[KMBT]?", self.tokens) or not self.steps_of(1):
             raise ValueError(f"--tokens {self.tokens}: give a number of tokens, as 300B or 2T")
         if self.picture and not self.picture.endswith(".svg"):
             raise ValueError(f"--picture {self.picture}: give a name that ends in .svg")
@@ -118,10 +118,7 @@ class Config:
         if self.iterations or self.cost_model == "hpdc24":
             return self.iterations or 12_500_000
         scale = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(self.tokens[-1], 1.0)
-        try:
-            return math.ceil(float(self.tokens.rstrip("KMBT")) * scale / tokens_per_step)
-        except ValueError:
-            return 0
+        return math.ceil(float(self.tokens.rstrip("KMBT")) * scale / tokens_per_step)
 
     @property
     def goal(self) -> Goal:

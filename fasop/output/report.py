@@ -74,7 +74,8 @@ def table(plans: Sequence[Plan], cost: str) -> list[str]:
     many = len({plan.cluster.name for plan in plans}) > 1
     rows = []
     for number, plan in enumerate(plans, 1):
-        nodes = placement(plan.placement) + f" ({plan.idle_nodes} idle)" * (plan.idle_nodes > 0)
+        idle = plan.cluster.node_count - len(plan.placement)
+        nodes = placement(plan.placement) + f" ({idle} idle)" * (idle > 0)
         row = {
             "": str(number),
             "step s": f"{plan.step_time:.4f}",

@@ -143,10 +143,6 @@ class Plan:
         return max(size / cap for size, cap in zip(self.stage_memory, self.stage_cap, strict=True))
 
     @property
-    def idle_nodes(self) -> int:
-        return self.cluster.node_count - len(self.placement)
-
-    @property
     def split_stage(self) -> int | None:
         """The first stage of an encoder-decoder model's decoder; None without one, or on a single stage."""
         if self.model.encoder_layers is None or self.pp == 1:

@@ -167,9 +167,8 @@ class Planner:
 def _parts(tables: StageCosts, seats: Seats, choice: StageChoice, at: tuple[int, int]) -> StageParts:
     passes, tp, ep = tables.passes, choice.tp, tables.shape.ep
     layers = np.flatnonzero(passes.layers[slice(*at)]) + at[0]
-    forward, backward = (
-        float(seconds[layers].mean()) if len(layers) else 0.0 for seconds in tables.seconds(seats, choice)
-    )
+    passes_of = tables.seconds(seats, choice)
+    forward, backward = (float(each[layers].mean()) if len(layers) else 0.0 for each in passes_of)
     reduction, gather = (float(seconds[at]) for seconds in tables.once(seats, tp))
     each = max(passes.sum_seconds(tensor_group(seats, name, tp), mbs) for name, mbs in choice.shares)
     parts = StageParts(forward, backward, each, reduction, gather)
