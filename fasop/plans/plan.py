@@ -131,11 +131,10 @@ class Plan:
     @property
     def title(self) -> str:
         """Model, cluster and degrees."""
-        degrees = (
-            f"tp {self.tp}, dp {self.dp // self.model.cp}{f', cp {self.model.cp}' * (self.model.cp > 1)}, pp "
-            f"{self.pp}, {self.micro_batches} micro-batches of {self.mbs}"
-        )
-        return f"{self.model.name} on {self.cluster.name}: {degrees}"
+        cp = f", cp {self.model.cp}" * (self.model.cp > 1)
+        degrees = f"tp {self.tp}, dp {self.dp // self.model.cp}{cp}, pp {self.pp}"
+        batches = f"{self.micro_batches} micro-batches of {self.mbs}"
+        return f"{self.model.name} on {self.cluster.name}: {degrees}, {batches}"
 
     @property
     def fullest(self) -> float:

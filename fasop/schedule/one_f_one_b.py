@@ -69,25 +69,15 @@ def run(
     """
     program = _program(len(forward), micro_batches)
     durations = np.array([*forward, *backward, *p2p], dtype=float)
-    if durations.ndim == 1:
-        ends = _ends(program, durations[:, None])[:, 0]
-        whole = ends[program.place].tolist()
-        return Timeline(whole, ends[program.last].tolist(), ends[program.last_backward].tolist())
-    stage_end, backward_end = _ends(program, durations)[[program.last, program.last_backward]]
-    return Timeline([], list(stage_end), list(backward_end))
-
-
-def _ends(program: _Program, durations: np.ndarray) -> np.ndarray:
-    """When each task of a program ends [1 + task, candidate], after the beginning; durations: [duration,
-    candidate].
-    """
-    ends = np.zeros((1 + len(program.place), durations.shape[1]))
+    ends = np.zeros((1 + len(program.place), *durations.shape[1:]))  # of each task, after the beginning
     for begin, end, duration, waits in program.waves:
         before = ends.take(waits, axis=0)
         count = end - begin
         later = np.maximum(before[:count], before[count:])
         np.add(later, durations.take(duration, axis=0), out=ends[begin:end])
-    return ends
+    if durations.ndim == 1:
+        return Timeline(*(ends[of].tolist() for of in (program.place, program.last, program.last_backward)))
+    return Timeline([], list(ends[program.last]), list(ends[program.last_backward]))
 
 
 class _Program(NamedTuple):
