@@ -34,7 +34,10 @@ from coverage import CoverageData
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("job", "transform", "cost", "simulate", "convert")
-TESTS = (*PACKAGES, "predict", "report/test_times.py", "chakra_et/test_commands.py")
+TESTS = (
+    *(*PACKAGES, "predict", "report", "info", "stragglers", "export", "validate"),
+    *("astra/test_networks.py", "chakra_et/test_commands.py"),
+)
 _PAIRS = (
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)),
     *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mod), (ast.BitAnd, ast.BitOr)),
@@ -160,7 +163,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=25)
     parser.add_argument("--count", type=int, default=80, help="of each package")
     parser.add_argument("--packages", nargs="+", choices=PACKAGES, default=list(PACKAGES))
-    parser.add_argument("--seconds", type=float, default=40, help="of tests for one mutant, at most")
+    parser.add_argument("--seconds", type=float, default=6, help="of tests for one mutant, at most")
     parser.add_argument("--results", type=Path, default=Path("mutants.jsonl"))
     options = parser.parse_args()
     sys.dont_write_bytecode = True

@@ -13,7 +13,7 @@ from chakra_et.cost.operator_work import operator_work
     ("queries", "keys"),
     [
         ((2, 8, 100, 64), (2, 8, 300, 64)),
-        ((2, 8, 100, 64), (2, 2, 300, 64)),  # heads that share keys
+        ((3, 8, 100, 64), (3, 2, 300, 64)),  # heads that share keys
         ((2, 100, 8, 64), (2, 300, 8, 64)),
         ((2, 100, 8, 64), (2, 300, 2, 64)),
         ((3, 8, 1, 64), (3, 8, 300, 64)),  # one new token
