@@ -18,7 +18,7 @@ _WORDS = (
     *("_pwd", "_jwt", "_pat", "amz-signature"),
     *(f"{kind}{dash}key" for kind in _KEYS for dash in ("", "_", "-")),
 )
-_TOKEN = r"(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)token"
+_TOKEN = r"(?<!special)(?<!added)(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)token"
 _NAME = rf"(?:{_TOKEN}|(?:{'|'.join(_WORDS)})s?|(?<=[?&])(?:key|sig|code))"
 _NAMED = re.compile(rf"(?i){_NAME}$")
 _QUOTED = r"(?P<quote>\\*[\"'])(?:\\.|.)+?(?P=quote)"

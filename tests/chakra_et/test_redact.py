@@ -57,6 +57,7 @@ SECRETS = (
     "[('HF_TOKEN', 'X1y2z3'), ('HOME', '/root')]",
 )
 HARMLESS = (
+    [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"AddedToken": {"content": "<s>"}}],
     ["--max-tokens", "5", "--tokenizer", "gpt2", "--eos_token", "x"],
     {"pad_token": "<pad>", "tokens": 4096, "author": "me", "max_new_tokens": 7, "key": "value"},
     "http://hub.example.org:8080/a@b",
