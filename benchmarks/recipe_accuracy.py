@@ -36,12 +36,7 @@ from fasop.plans.layout import Layout
 
 GIVEN = ROOT.parent / "shared" / "data" / "truth"
 FILES = ("training_runs.csv", "mpt_fsdp.csv", "neusight_steps.csv", "vtrain_single.csv")
-FIXED = {
-    "tensor: megatron",
-    "tensor: deepspeed",
-    "tensor: mpt",
-    "tensor: eager",
-}  # plans use their links' own
+FIXED = {"tensor: megatron"}  # plans use their links' own
 Pairs = list[tuple[Run, Layout]]
 Values = dict[str, float]
 NUDGE = 0.05  # of a constant's logarithm, by which its effect is measured

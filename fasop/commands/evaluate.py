@@ -25,7 +25,7 @@ from fasop.errors import PlanError
 from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.training_runs import expressible, predicted, read_runs, refused
 from fasop.inputs.clusters import check_gpus, check_nodes, load_clusters
-from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
+from fasop.inputs.costs import PUBLISHED, check_cost_name, read_costs
 from fasop.output.report import expected_error, options_line, speed
 from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
 from fasop.plans.plan import pick_plan
@@ -57,10 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if isinstance(each, PlanError):
                 raise each
-            found.append(_estimate(config, each, cost_files))
+            check_cost_name(cost_files, each.layout.model)
+            found.append(estimate(each.layout, cost_files, each.options))
             given.append(each)
         except PlanError as error:
-            print(printable(f"error: {error}"), file=sys.stderr)
+            where = "" if isinstance(each, PlanError) else f"{config.plan}: {each.name}: "
+            print(printable(f"error: {where}{error}"), file=sys.stderr)
             status = 2
     if not found:
         return status
@@ -102,14 +104,6 @@ def _published(path: Path, models: str, as_json: bool) -> int:
     notes += [f"refused: {count} rows: {reason}" for reason, count in refused(runs).items()]
     print("\n".join(map(printable, notes)), file=sys.stderr)
     return 0 if found else 2
-
-
-def _estimate(config: Config, each: Described, cost_files: list[CostFile]) -> Estimate:
-    try:
-        check_cost_name(cost_files, each.layout.model)
-        return estimate(each.layout, cost_files, each.options)
-    except PlanError as error:
-        raise PlanError(f"{config.plan}: {each.name}: {error}") from None
 
 
 def _given(config: Config) -> Iterator[Described | PlanError]:

@@ -155,12 +155,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.csv:
         if config.csv == "-":
             print(report.csv_text(rows), end="")
+            return 0
+        if config.csv.endswith(".parquet"):
+            report.parquet_file(Path(config.csv), rows)
         else:
-            if config.csv.endswith(".parquet"):
-                report.parquet_file(Path(config.csv), rows)
-            else:
-                files.write_text(Path(config.csv), report.csv_text(rows))
-            print(f"{len(rows)} rows: {config.csv}", file=sys.stderr)
+            files.write_text(Path(config.csv), report.csv_text(rows))
+        print(f"{len(rows)} rows: {config.csv}", file=sys.stderr)
         return 0
     if config.json:
         print(plans_json(plans))

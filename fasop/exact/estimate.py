@@ -67,15 +67,13 @@ def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Es
     ended, p2p = _ends(passes, layout, [each[:, :2] for each in replicas])
     pipeline = max(end for end, _ in ended)
     embedding = _embedding(passes, layout)
-    stages, synced, updates = [], [], []
+    stages, synced = [], []
     for (forward, backward, reduction, update, memory), (end, last) in zip(slowest, ended, strict=True):
         stages.append(StageEstimate(forward, backward, reduction, update, end, memory))
+        alone = float(synchronized(options, end, last, reduction))
         # DeepSpeed has a barrier before the reduction: all stages begin it together.
-        together = options.engine == "deepspeed"
-        synced.append(
-            pipeline + reduction if together else float(synchronized(options, end, last, reduction))
-        )
-        updates.append(update)
+        synced.append(pipeline + reduction if options.engine == "deepspeed" else alone)
+    updates = [stage.update for stage in stages]
     step = step_end(synced, model.embedding_stages(layout.partition), embedding, updates)
     return Estimate(step, pipeline, embedding, p2p, tuple(stages), tuple(notes))
 

@@ -12,6 +12,8 @@ import itertools
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
 
@@ -19,20 +21,29 @@ from fasop.plans.options import Options
 # backward. gelu_new (transformers): power, tanh, three products and three sums. GPT-OSS's clamped SwiGLU
 # (Megatron-core, ``weighted_bias_quick_geglu_impl``): both halves clamped, joined, then one fused kernel.
 STEPWISE = {False: (18, 28), True: (11, 22)}
+# Of each kernel of softmax: Megatron's fused one, or where it can't be used (``FusedScaleMaskSoftmax``: the
+# heads of a rank's micro-batch are no multiple of 4) a cast to fp32, scale, mask, softmax and a cast back.
+SOFTMAX = {False: ((2,), (3,)), True: ((3, 4, 4, 4, 3), (3, 6, 4, 4, 3))}
+LORA_RANK = 16  # MLPerf's
 # Of the bias of GPT-OSS's second product, which is weighted by the router in fp32, expert by expert, and the
 # sum brought back to 16 bits (``TEGroupedMLP._apply_bias``).
 EXPERT_BIAS = 14, 20
 
 
+# Sums over the tensor-parallel group in each unit's forward and backward pass: a layer's output after
+# attention and after the feed-forward part, a decoder's after cross-attention too, and as many gradients of
+# inputs; the embedding's output; the gradient of the head's input (Shoeybi et al. 2019, "Megatron-LM").
+TENSOR_SUMS = {"E": (1, 0), "T": (2, 2), "D": (3, 3), "P": (0, 1)}
+
+
 class Matmul(NamedTuple):
-    """``copies`` products of (m, k) with (k, n) matrices, in one kernel. gradient: of a weight's gradient."""
+    """``copies`` products of (m, k) with (k, n) matrices, in one kernel."""
 
     m: int
     n: int
     k: int
     copies: int = 1
     experts: bool = False
-    gradient: bool = False
 
 
 class Moved(NamedTuple):
@@ -67,12 +78,17 @@ def unit_work(model: Model, kind: str, tp: int, mbs: int, options: Options, ep: 
         # Cross-entropy reads the logits, and reads and writes them in fp32 twice.
         return Work(
             (head, Moved(2 * whole * h), Moved(7 * tokens * vocab)),
-            (*_gradients([head]), Moved(3 * tokens * vocab)),
+            (*_gradients([head], options.adapters), Moved(3 * tokens * vocab)),
         )
     parts = [_attention(model, tp, mbs, options, whole), _feed_forward(model, tp, tokens, options, whole, ep)]
     if kind == "D":
         parts.insert(1, parts[0])
     return Work(*(tuple(itertools.chain(*kernels)) for kernels in zip(*parts, strict=True)))
+
+
+def tensor_sums(model: Model) -> np.ndarray:
+    """Sums over the tensor-parallel group in each unit's forward and backward pass [2, unit]."""
+    return np.array([TENSOR_SUMS[kind] for kind in model.kinds]).T
 
 
 def _attention(model: Model, tp: int, mbs: int, options: Options, whole: int) -> Work:
@@ -81,21 +97,29 @@ def _attention(model: Model, tp: int, mbs: int, options: Options, whole: int) ->
     width, qkv = model.width // tp, (model.width + 2 * model.kv_width) // tp
     batch, titan = mbs * heads, options.engine == "torchtitan"
     projections = [Matmul(tokens, n, k) for n, k in model.projections(tp)]
+    gradients = _gradients(projections, options.adapters)
     # Normalization; bias, dropout and residual (with a mask of half an activation's width); transpositions.
     # No compiler fuses complex numbers: torchtitan casts queries and keys to fp32, turns them and casts them
     # back, and repeats keys and values for each head.
     turned = Moved(2 * tokens * (qkv + width) + titan * 12 * tokens * (model.width + model.kv_width) / tp)
-    moved = [Moved(2 * whole * h), Moved(3.5 * whole * h), turned]
-    back = [Moved(4 * whole * h), Moved(2.5 * whole * h), turned]
+    moved: list[Kernel] = [Moved(2 * whole * h), Moved(3.5 * whole * h), turned]
+    back: list[Kernel] = [Moved(4 * whole * h), Moved(2.5 * whole * h), turned]
+    if options.adapters:  # LoRA: two narrow products beside each of these, and the sum of both outputs
+        for n, k in model.projections(tp):
+            narrow = [Matmul(tokens, LORA_RANK, k), Matmul(tokens, n, LORA_RANK)]
+            moved += [*narrow, Moved(3 * tokens * n)]
+            back += [*_gradients(narrow), Moved(3 * tokens * n)]
     if options.attention == "flash":  # a fused kernel, whose times are its own
-        return Work((*projections, *moved), (*_gradients(projections), *back))
+        return Work((*projections, *moved), (*gradients, *back))
     whole_s = s * model.cp
     numbers = batch * s * whole_s
-    # Softmax with scale and mask, then dropout with its mask.
+    # Softmax with scale and mask (``SOFTMAX``), then dropout with its mask.
     products = Matmul(s, whole_s, size, batch), Matmul(s, size, whole_s, batch)
-    core = products[0], Moved(2 * numbers), Moved(2.5 * numbers), products[1]
-    core_back = *products, *products, Moved(3 * numbers), Moved(2.5 * numbers)
-    return Work((*projections, *moved, *core), (*_gradients(projections), *back, *core_back), core)
+    steps = SOFTMAX[batch % 4 > 0 and options.activation_bytes == 2]
+    softmax, softmax_back = ([Moved(each * numbers) for each in way] for way in steps)
+    core: tuple[Kernel, ...] = (products[0], *softmax, Moved(2.5 * numbers), products[1])
+    core_back: tuple[Kernel, ...] = (*products, *products, *softmax_back, Moved(2.5 * numbers))
+    return Work((*projections, *moved, *core), (*gradients, *back, *core_back), core)
 
 
 def _feed_forward(model: Model, tp: int, tokens: int, options: Options, whole: int, ep: int) -> Work:
@@ -114,18 +138,18 @@ def _feed_forward(model: Model, tp: int, tokens: int, options: Options, whole: i
         if shared := model.shared_ffn // tp:
             wide = [Matmul(tokens, shared * (2 if model.gated else 1), h), Matmul(tokens, h, shared)]
             moved += wide
-            back += _gradients(wide)
+            back += _gradients(wide, options.adapters)
         # Router; tokens permuted before and after the experts, and sorted by expert after NCCL's exchange.
         sorts = 2 if 1 < ep < model.experts and not options.fast_dispatch else 1
         router, permuted = Matmul(tokens, model.experts, h), [Moved(2 * sorts * routed * h)] * 2
         moved += [router, *permuted]
-        back += [*_gradients([router]), *permuted]
-    return Work((up, down, act, *moved), (*_gradients([up, down]), act_back, *back))
+        back += [*_gradients([router], options.adapters), *permuted]
+    return Work((up, down, act, *moved), (*_gradients([up, down], options.adapters), act_back, *back))
 
 
-def _gradients(products: list[Matmul]) -> list[Matmul]:
-    """The two products of each one's backward pass: with respect to its input, and to its weights."""
-    found = []
-    for m, n, k, copies, experts, _ in products:
-        found += [Matmul(m, k, n, copies, experts), Matmul(k, n, m, copies, experts, True)]
-    return found
+def _gradients(products: list[Matmul], frozen: bool = False) -> list[Matmul]:
+    """The products of each one's backward pass: with respect to its input, and to its weights unless they
+    are frozen.
+    """
+    of_inputs = [each._replace(n=each.k, k=each.n) for each in products]
+    return of_inputs if frozen else of_inputs + [each._replace(m=each.k, k=each.m) for each in products]

@@ -44,15 +44,6 @@ def parameters(model: Model, tp: int, ep: int = 1) -> tuple[np.ndarray, np.ndarr
     return found, np.array([experts if kind in "TD" else 0.0 for kind in kinds])
 
 
-def copies(model: Model) -> np.ndarray:
-    """Of each unit, whether its parameters hold a copy of a matrix that others have too [unit]."""
-    if not model.tied:
-        return np.zeros(len(model.kinds))
-    found = np.array([float(kind in "EP") for kind in model.kinds])
-    found[-1] = 1.0
-    return found
-
-
 def held_parameters(
     model: Model, tp: int, ep: int, total: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -61,8 +52,10 @@ def held_parameters(
     total: sums values of all units over the units of a stage, or of every stage that there could be.
     """
     each, of_experts = parameters(model, tp, ep)
-    # What several units of a stage share is there once.
-    twice = np.maximum(total(copies(model)) - 1, 0) * (model.hidden * model.vocab / tp)
+    # A matrix of which several units of a stage have a copy is there once.
+    copies = np.array([float(kind in "EP") for kind in model.kinds])
+    copies[-1] = 1.0
+    twice = np.maximum(total(copies) - 1, 0) * (model.tied * model.hidden * model.vocab / tp)
     return total(each) - twice, total(of_experts)
 
 

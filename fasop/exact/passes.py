@@ -15,20 +15,15 @@ import numpy as np
 
 from fasop.errors import PlanError
 from fasop.exact.communication import Communication
+from fasop.exact.kernels import tensor_sums
 from fasop.exact.memory import parameters
-from fasop.exact.recipes import factor, hardware, update_seconds
+from fasop.exact.recipes import constant, constant_name, hardware, update_seconds, with_host
 from fasop.exact.unit_times import Compute, UnitSeconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options, Recompute
 from fasop.plans.shapes import Group, every, first, group_size
-
-# Sums over the tensor-parallel group in each unit's forward and backward pass: a layer's output after
-# attention and after the feed-forward part, a decoder's after cross-attention too, and as many gradients of
-# inputs; the embedding's output; the gradient of the head's input (Shoeybi et al. 2019, "Megatron-LM").
-FORWARD_SUMS = {"E": 1, "T": 2, "D": 3, "P": 0}
-BACKWARD_SUMS = {"E": 0, "T": 2, "D": 3, "P": 1}
 
 Time = Any  # a float, or an array
 
@@ -45,8 +40,7 @@ class Passes:
         self.max_tp = max_tp
         self.model, self.compute, self.links, self.options = model, compute, links, options
         self.layers = np.array([kind in "TD" for kind in model.kinds])
-        both = FORWARD_SUMS, BACKWARD_SUMS
-        self._sums = [np.array([float(sums[kind]) for kind in model.kinds]) for sums in both]
+        self._sums = tensor_sums(model)
 
     @memo
     def units(self, name: str, tp: int, mbs: int, ep: int = 1, nodes: int = 1) -> UnitSeconds:
@@ -66,13 +60,13 @@ class Passes:
         """
         options, tp, ep = self.options, group_size(tensor), max(group_size(experts), 1)
         units = self.units(tensor[0].gpu, tp, mbs, ep, len(tensor))
-        once, passes = self.sum_seconds(tensor, mbs), (units.forward, units.backward)
-        # A unit that was timed alone ends with its last collective. In a run the host launches the next unit
-        # meanwhile, where launches set the pace.
-        forward, backward = (
-            np.maximum(least, seconds - once * (sums > 0)) if units.has_collectives else seconds + once * sums
-            for seconds, least, sums in zip(passes, units.least, self._sums, strict=True)
-        )
+        once, passes = self.sum_seconds(tensor, mbs), np.array([units.forward, units.backward])
+        if units.has_collectives:
+            # A unit that was timed alone ends with its last collective. In a run the host launches the next
+            # unit meanwhile, where launches set the pace.
+            forward, backward = np.maximum(units.least, passes - once * (self._sums > 0))
+        else:
+            forward, backward = with_host(passes + once * self._sums, units.hosts)
         if ep > 1:
             routed = 2 * self.exchange_seconds(experts, tp, mbs) * self.layers
             forward, backward = forward + routed, backward + routed
@@ -92,7 +86,8 @@ class Passes:
         reduce-scatter and all-gather in its place.
         """
         size = mbs * self.model.seq * self.model.hidden * self.options.activation_bytes
-        longer = factor("tensor", self.options)
+        # Between nodes the network decides, not how kernels of both kinds share a GPU.
+        longer = constant(constant_name("tensor", None, self.options)) if len(tensor) == 1 else 1.0
         if self.options.sequence_parallel:
             # Reduce-scattered in 16 bits, gathered in what products take.
             halves = 1 + self.options.gathered_bytes / self.options.activation_bytes
@@ -103,14 +98,16 @@ class Passes:
         """Compute and communication one after the other; or with ``overlap`` at once, which takes some of the
         GPU's units and bandwidth from the compute.
         """
-        share = factor("beside", self.options) if self.options.overlap else 1.0
+        share = constant(constant_name("beside", None, self.options)) if self.options.overlap else 1.0
         return np.asarray(np.maximum(seconds + share * communication, communication))
 
     def exchange_seconds(self, experts: Group, tp: int, mbs: int) -> float:
         """Seconds in which a layer's tokens go to their experts, or come back; 0 for a single rank."""
         model = self.model
         size = mbs * model.seq * model.hidden * self.options.activation_bytes / tp
-        return factor("tokens", self.options) * self.links.exchange(experts, size, model.top_k, tp)
+        return constant(constant_name("tokens", None, self.options)) * self.links.exchange(
+            experts, size, model.top_k, tp
+        )
 
     @memo
     def _sharded(self, data: Group, tp: int, ep: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,17 +20,17 @@ import numpy as np
 from chakra_et.cost import gpus
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import kernel_times
-from fasop.exact.kernels import Kernel, Matmul, Moved, unit_work
+from fasop.exact.kernels import Kernel, Matmul, Moved, tensor_sums, unit_work
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
 
 FILE = Path(__file__).parents[1] / "data" / "recipes.json"
 # What a constant is before any run was seen, and the standard deviation of its logarithm. Hosts: seconds per
-# layer, forward and backward.
+# kernel, with experts per layer.
 PRIORS = {
     **{"products": (1.0, 0.15), "products8": (1.0, 0.2), "experts": (1.0, 0.25), "attention": (1.0, 0.4)},
     **{"memory": (1.5, 0.5), "casts": (1.0, 0.25), "row casts": (3.0, 0.5)},
-    **{"host": (2.4e-3, 0.5), "expert host": (6e-3, 0.3), "tensor": (1.0, 0.3), "tokens": (1.0, 0.5)},
+    **{"host": (6e-5, 0.5), "expert host": (6e-3, 0.3), "tensor": (1.0, 0.3), "tokens": (1.0, 0.5)},
     # Products in 16 bits were measured on A100.
     **{"tensor: overlapped, megatron": (0.5, 0.5), "beside": (0.5, 0.5), "products: before FP8": (1.0, 0.02)},
     # PyTorch's own reaches 35% of H100's peak (chakra_et/cost/operator_times.json), FlashAttention-3 65%.
@@ -119,15 +119,10 @@ def constant_name(part: str, gpu: Gpu | None, options: Options) -> str:
         "experts": "16 bit" if precision in ("mixed", "fp32") else "8 bit",
         "attention": f"{family}{f', {engine}' * (engine in ('mpt', 'torchtitan'))}",
         "memory": of_memory,
-        "tensor": f"overlapped, {shared}" if options.overlap_tensor else shared,
+        "tensor": f"overlapped, {shared}" if options.overlap_tensor else "megatron" * (shared == "megatron"),
         "tokens": "overlapped" if options.overlap_tokens else "exposed",
     }
     return f"{part}: {named[part]}" if named.get(part) else part
-
-
-def factor(part: str, options: Options) -> float:
-    """By how much communication within the passes takes longer than by its links."""
-    return constant(constant_name(part, None, options))
 
 
 def kernel_seconds(gpu: Gpu, model: Model, tp: int, mbs: int, options: Options, ep: int = 1) -> np.ndarray:
@@ -148,12 +143,23 @@ def guessed(gpu: Gpu, model: Model, options: Options) -> list[str]:
     return [name for name in names if name not in published()]
 
 
-def with_host(seconds: np.ndarray, model: Model, options: Options) -> np.ndarray:
-    """Kernels' seconds of the forward and backward passes [2, unit] where a host starts each."""
-    if options.cuda_graphs:
+def host_seconds(model: Model, tp: int, mbs: int, options: Options, ep: int = 1) -> np.ndarray:
+    """Seconds in which a host starts the kernels of each unit's forward and backward pass [2, unit], of
+    tensor-parallel sums too; of layers with experts, all of them together.
+    """
+    if model.experts:
+        seconds = np.outer((1 / 3, 2 / 3), [constant("expert host") * (kind != "E") for kind in model.kinds])
+    else:
+        work = {kind: unit_work(model, kind, tp, mbs, options, ep) for kind in set(model.kinds)}
+        started = np.array([[len(passes) for passes in work[kind][:2]] for kind in model.kinds]).T
+        seconds = constant("host") * (started + tensor_sums(model) * (tp > 1))
+    return seconds * (not options.cuda_graphs)
+
+
+def with_host(seconds: np.ndarray, hosts: np.ndarray) -> np.ndarray:
+    """Seconds of kernels that a host starts while those before them run."""
+    if not hosts.any():
         return seconds
-    host = constant("expert host" if model.experts else "host")
-    hosts = np.outer((1 / 3, 2 / 3), [0.0 if kind == "E" else host for kind in model.kinds])
     bound: np.ndarray = (seconds**_SHARP + hosts**_SHARP) ** (1 / _SHARP)
     return bound
 
@@ -209,7 +215,7 @@ def _parts(kernels: Sequence[Kernel], gpu: Gpu, kind: str, options: Options) -> 
     if width == 4:
         # In fp32 PyTorch trains with TF32 where the GPU has it and it is allowed.
         number = "tf32" if "tf32" in gpu.peaks and options.engine != "eager" else "float"
-    products = [k for k in kernels if isinstance(k, Matmul) and not (k.gradient and options.adapters)]
+    products = [k for k in kernels if isinstance(k, Matmul)]
     dense, routed = (
         _products(gpu, number, tuple((k.copies, k.m, k.n, k.k, SETS) for k in products if k.experts == which))
         for which in (False, True)

@@ -189,10 +189,13 @@ class StageCosts:
             if fit:
                 forward = np.where(self.fits(seats, choice, in_flight), forward, np.inf)
             made = Table(forward, backward, reduction, update, np.full(forward.shape, index))
+            # Choices whose hosts set the pace differ only in what comes once per step.
+            step = self.micro_batches * (forward + backward) + reduction + update
             if best is None:
-                best = made
+                best, least = made, step
                 continue
-            faster = forward + backward < best.forward + best.backward
+            faster = step < least
+            least = np.minimum(step, least)
             best = Table(*(np.where(faster, new, old) for new, old in zip(made, best, strict=True)))
         if best is None:
             n = len(self.model.kinds) + 1

@@ -168,8 +168,7 @@ def _published(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
     name = f"{row['model']}, {row['num_gpus']} × {row['gpu']}, {row['precision']}"
     assumed: list[str] = []
     found = _or_why(lambda: _described(row, settings, assumed))
-    layout: Layout | PlanError = found if isinstance(found, PlanError) else found[0]
-    options = Options() if isinstance(found, PlanError) else found[1]
+    layout, options = (found, Options()) if isinstance(found, PlanError) else found
     task = row.get("task") or "Pre-Training"
     group = "experts" if isinstance(layout, Layout) and layout.model.experts else "dense"
     group = row["source"].split()[0] + ", " + (group if task == "Pre-Training" else "fine-tuning")

@@ -7,13 +7,13 @@ layers of other widths: those are computed. What was not measured is in ``notes`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from chakra_et.cost import gpus
 from fasop.errors import PlanError, nearest
-from fasop.exact.recipes import CALLED, guessed, hardware, kernel_seconds, with_host
+from fasop.exact.recipes import CALLED, guessed, hardware, host_seconds, kernel_seconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
 from fasop.inputs.models import Model
@@ -28,7 +28,8 @@ class UnitSeconds:
     """Seconds per unit [unit]: forward, backward, the part of the forward that selective recomputation runs
     again, and the optimizer's update (None: not measured). has_collectives: the tensor-parallel collectives
     of the node they were measured in are in them. least: forward and backward [2, unit] where kernels, not
-    their launches, decide. notes: what was not measured.
+    their launches, decide. notes: what was not measured. hosts: in which a host starts kernels
+    [2, unit], 0 where forward and backward were measured with it.
     """
 
     forward: np.ndarray
@@ -38,6 +39,7 @@ class UnitSeconds:
     has_collectives: bool
     least: np.ndarray
     notes: tuple[str, ...]
+    hosts: np.ndarray = field(default_factory=lambda: np.zeros(1))
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,10 @@ class Compute:
             found = self._from_source(source, gpu, tp, mbs, degrees)
         else:
             found = self._computed(gpu, name, tp, mbs, ep)
-        return UnitSeconds(
-            *(found.forward / speed, found.backward / speed, found.scores / speed),
-            *(None if found.update is None else found.update / speed, included and tp > 1),
-            *(found.least / speed, (*notes, *found.notes)),
-        )
+        update = None if found.update is None else found.update / speed
+        each = (found.forward / speed, found.backward / speed, found.scores / speed, update)
+        kernels, notes = found.least / speed, (*notes, *found.notes)
+        return UnitSeconds(*each, included and tp > 1, kernels, notes, found.hosts)
 
     def sizes(self, gpu: Gpu, tp: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Measured parameters, and activation bytes per sequence, of each unit on one GPU."""
@@ -136,9 +137,9 @@ class Compute:
         )
         unset = guessed(of, self.model, self.options)
         notes += [f"{gpu}: the constant {name!r} is a guess: no published run has set it" for name in unset]
-        *least, scores = kernel_seconds(of, self.model, tp, mbs, self.options, ep)
-        forward, backward = with_host(np.array(least), self.model, self.options)
-        return UnitSeconds(forward, backward, scores, None, False, np.array(least), tuple(notes))
+        forward, backward, scores = kernel_seconds(of, self.model, tp, mbs, self.options, ep)
+        least, hosts = np.array([forward, backward]), host_seconds(self.model, tp, mbs, self.options, ep)
+        return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes), hosts)
 
     def _from_source(self, source: _Source, gpu: str, tp: int, mbs: int, degrees: list[int]) -> UnitSeconds:
         model, shape = self.model, source.shape

@@ -129,18 +129,14 @@ def plan_of(
     """A row as a plan. Stage memory includes the margin that the tool checks with, so that it compares."""
     is_oom, _, memory = row.sharded if sharded_optimizer else row.plain
     notes = dict.fromkeys(note for gpu in cluster.gpus for note in costs.of(gpu, row.tp, row.mbs).notes)
+    same = ("placement", "partition", "tp", "dp", "pp", "mbs", "step_time")
     price = cluster.price_per_hour / 3600 * row.step_time
     return Plan(
         model=model,
         cluster=cluster,
         cost_model="hpdc24",
-        placement=row.placement,
-        tp=row.tp,
-        dp=row.dp,
-        pp=row.pp,
-        mbs=row.mbs,
+        **{name: getattr(row, name) for name in same},
         micro_batches=model.global_batch // (row.dp * row.mbs),
-        partition=row.partition,
         stage_gpu=tuple((FAST, SLOW)[code] for code in row.stage_type),
         stage_forward=tuple((row.compute / 3).tolist()),
         stage_backward=tuple((2 * row.compute / 3).tolist()),
@@ -148,7 +144,6 @@ def plan_of(
         dp_allreduce=tuple(row.all_reduce.tolist()),
         embedding_allreduce=row.embedding,
         pipeline_time=float(row.stage_end[0]),
-        step_time=row.step_time,
         stage_memory=tuple((memory * (1.0 if sharded_optimizer else MARGIN)).tolist()),
         stage_cap=tuple(row.cap.tolist()),
         is_oom=is_oom,

@@ -124,18 +124,13 @@ def other_depth(measured: Model, values: tuple[float, ...], wanted: Model) -> li
 
 
 def work_ratios(measured: Model, wanted: Model) -> list[float]:
-    """Work per token of each of a model's units, over that of the measured shape's.
+    """Work per token of each of a model's units, over that of a measured shape whose layers are as wide.
 
     Layer: 24h² + 4sh multiply-adds per token (projections; attention), E: h, P: hV.
     """
-
-    def layer(model: Model) -> float:
-        return 24 * model.hidden**2 + 4 * model.seq * (model.width if model.d_kv else model.hidden)
-
-    ratio = {"T": layer(wanted) / layer(measured), "E": wanted.hidden / measured.hidden}
-    ratio["D"] = ratio["T"]
-    ratio["P"] = wanted.hidden * wanted.vocab / (measured.hidden * measured.vocab)
-    return [ratio[kind] for kind in wanted.kinds]
+    new, old = (24 * each.hidden**2 + 4 * each.seq * each.width for each in (wanted, measured))
+    ratio = {"E": 1.0, "P": wanted.vocab / measured.vocab}
+    return [ratio.get(kind, new / old) for kind in wanted.kinds]
 
 
 def cost_name(cost_files: list[CostFile], model: Model) -> str:

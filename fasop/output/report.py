@@ -17,8 +17,8 @@ from typing import Any
 from chakra_et import files, text
 from chakra_et.drawing.charts import line_chart
 from fasop.exact.estimate import estimate
+from fasop.exact.kernels import tensor_sums
 from fasop.exact.memory import GIB, MEMORY_MARGIN, held_parameters, state_bytes
-from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
 from fasop.exact.recipes import hardware, mean_error
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
@@ -30,7 +30,7 @@ from fasop.search.planner import sharded_memory
 
 # How far the exact model's steps were off on average for plans that others have measured on A100
 # (benchmarks/planner_accuracy.py): plans that are closer than this are not told apart.
-MEAN_ERROR = 0.09
+MEAN_ERROR = 0.08
 WORTH = 0.8  # flags are named that together make a step shorter than this share of it
 # The published tool's columns, which its users' notebooks read.
 COLUMNS = (
@@ -258,8 +258,7 @@ def _shares(plan: Plan, messages: float) -> str:
     for stage, parts in enumerate(plan.parts):
         exchanges += 4 * parts.exchange * plan.layers[stage]  # there and back, forward and backward
         if plan.choice(stage).tp > 1:
-            kinds = plan.model.kinds[plan.units(stage)]
-            sums += parts.tensor_sum * sum(FORWARD_SUMS[kind] + BACKWARD_SUMS[kind] for kind in kinds)
+            sums += parts.tensor_sum * tensor_sums(plan.model)[:, plan.units(stage)].sum()
     passes = plan.micro_batches * (sum(plan.stage_forward) + sum(plan.stage_backward)) / plan.pp
     tensor = min(plan.micro_batches * sums / plan.pp, passes)
     routed = min(plan.micro_batches * exchanges / plan.pp, passes - tensor)

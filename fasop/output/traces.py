@@ -23,8 +23,8 @@ from chakra_et.et.node_attributes import set_integers, set_texts
 from chakra_et.files import write_text
 from chakra_et.names import RunFiles
 from fasop.errors import PlanError
+from fasop.exact.kernels import TENSOR_SUMS
 from fasop.exact.memory import held_parameters
-from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
 from fasop.exact.stage_costs import message_bytes
 from fasop.plans.plan import Plan
 from fasop.schedule.events import Event, chunk_layers, layer_seconds, step_time
@@ -257,7 +257,7 @@ def _pass(plan: Plan, stage: int, event: Event) -> Iterator[Piece]:
         embedding = "E" * (event.chunk == 0) * units.count("E")
         head = "P" * (event.chunk == len(sizes) - 1) * units.count("P")
         units = embedding + "T" * sizes[event.chunk] + head
-    sums = FORWARD_SUMS if is_forward else BACKWARD_SUMS
+    way = int(not is_forward)
     layers = sum(kind in "TD" for kind in units)
     # A plan has no separate times of embedding and head: on a stage with both, the embedding takes as long
     # as its collectives.
@@ -265,24 +265,23 @@ def _pass(plan: Plan, stage: int, event: Event) -> Iterator[Piece]:
     embeddings, is_split = units.count("E"), choice.tp > 1
     ends = {"E": rest / max(embeddings, 1)}
     if "P" in units:
-        ends["E"] = min(sums["E"] * plan.parts[stage].tensor_sum * is_split, rest / (embeddings + 1))
+        once = TENSOR_SUMS["E"][way] * plan.parts[stage].tensor_sum * is_split
+        ends["E"] = min(once, rest / (embeddings + 1))
         ends["P"] = rest - embeddings * ends["E"]
-    of_layer = [sums]
-    if not is_forward and choice.recompute == "full":
-        of_layer.append(FORWARD_SUMS)
+    ways = [way] if is_forward or choice.recompute != "full" else [way, 0]
     first = sum(sizes[: event.chunk])
     what = f"{event.kind} {event.micro_batch}"
     index = 0 if is_forward else layers - 1
     for kind in units if is_forward else reversed(units):
         if kind in ends:
             name = f"{what} {'embedding' if kind == 'E' else 'head'}"
-            pattern = SUM * sums[kind] * is_split
+            pattern = SUM * TENSOR_SUMS[kind][way] * is_split
             if pattern or ends[kind] > 0:
                 yield from _collectives(plan, stage, name, ends[kind], pattern)
             continue
         pattern = ""
-        for of in of_layer:
-            pattern += SUM * of[kind] * is_split
+        for of in ways:
+            pattern += SUM * TENSOR_SUMS[kind][of] * is_split
             if plan.ep > 1:
                 # To the experts and back, before the last sum.
                 pattern = pattern[:-1] + 2 * EXCHANGE + pattern[-1:] if is_split else pattern + 2 * EXCHANGE

@@ -35,8 +35,7 @@ EVEN = {
 OPTIONS = {key: kind for key, kind in kinds_of(Options).items() if key != "per_stage"}
 KINDS = {
     **{"model": kinds.Name, "cluster": kinds.Name, "stages": list, "global_batch": kinds.Sequences},
-    **{"seq": kinds.Count, "cp": kinds.Count},
-    **{"measured": kinds.StepSeconds},
+    **{"seq": kinds.Count, "cp": kinds.Count, "measured": kinds.StepSeconds},
     **EVEN,
     **OPTIONS,
 }

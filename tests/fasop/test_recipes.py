@@ -70,7 +70,8 @@ def test_what_recipes_set_changes_the_step_as_it_should() -> None:
     assert step(chunks=1).step > base  # more of the pipeline idles
     assert step(overlap_tensor=True).step < base
     assert step(precision="fp8 rows").step > 1.05 * base
-    assert step(adapters=True).step < 0.85 * base
+    # Without gradients of weights, but with LoRA's own products.
+    assert 0.8 * base < step(adapters=True).step < 0.9 * base
     assert step(engine="torchtitan").step > 1.05 * base
     by_context = step((1, 8, 4, 1))
     assert by_context.step == pytest.approx(base, rel=0.3)

@@ -206,14 +206,38 @@ def test_a_large_product_reaches_the_published_rate() -> None:
 
 def test_a_small_layer_takes_what_its_host_needs_to_start_it() -> None:
     small, wide = Model("m", 256, 128, 2, 1000, 4, 8), Model("m", 8192, 2048, 2, 1000, 64, 8)
-    host = recipes.constant("host")
+    # Six products, softmax, two dropouts, two normalizations, activation and transposition; backward two
+    # products for each.
+    forward, backward = (count * recipes.constant("host") for count in (14, 20))
     for model, least in ((small, True), (wide, False)):
-        found = compute([], model).of(A100, 1, 1)
-        assert (found.forward[1] == pytest.approx(host / 3, rel=0.01)) == least
-        assert (found.backward[1] == pytest.approx(2 * host / 3, rel=0.01)) == least
-        assert (found.least[0][1] < host / 3) == least
-        graphs = compute([], model, cuda_graphs=True).of(A100, 1, 1)
-        assert (graphs.forward == found.least[0]).all()
+        on = Cluster("one", 1, (A100,), (1,))
+        layout = uniform(model, on, (A100.name,), (1, 1), (4,), 1, "none")
+        hosts, graphs = (estimate(layout, [], Options(cuda_graphs=each)).stages[0] for each in (False, True))
+        own = compute([], model).of(A100, 1, 1)
+        assert graphs.forward == pytest.approx(own.forward.sum()) and own.hosts[1][1] == backward
+        # Two layers, the embedding and three kernels of the head.
+        assert (hosts.forward == pytest.approx((2 + 4 / 14) * forward, rel=0.01)) == least
+        assert (own.forward[1] < forward) == least
+
+
+def test_collectives_within_a_node_hide_behind_the_launches_of_a_small_layer() -> None:
+    on = Cluster("one", 8, (A100,), (1,))
+    found = []
+    for hidden in (256, 8192):
+        model = Model("m", hidden, 1024, 8, 1000, 8, 8)
+        layout = uniform(model, on, (A100.name,), (8, 1), (10,), 1, "none")
+        hosts, graphs = (
+            estimate(layout, [], Options(cuda_graphs=each, engine="deepspeed")).step for each in (False, True)
+        )
+        found.append(hosts / graphs)
+    assert found[0] > 2 and found[1] < 1.1
+
+
+def test_softmax_has_more_kernels_where_heads_of_a_micro_batch_are_no_multiple_of_4() -> None:
+    model = Model("m", 1024, 1024, 8, 1000, 16, 16)
+    fused, stepwise = (compute([], model).of(A100, 8, mbs) for mbs in (2, 1))
+    assert stepwise.hosts[0][1] / fused.hosts[0][1] == pytest.approx(20 / 16)  # with two sums
+    assert compute([], model, precision="fp32").of(A100, 8, 1).hosts[0][1] == fused.hosts[0][1]
 
 
 def test_tensor_parallel_sums_take_the_links_that_the_group_uses() -> None:
@@ -229,7 +253,7 @@ def test_a_layer_holds_two_sums_per_pass_and_recomputation_two_more() -> None:
     model, on = find_model("gpt-22b"), Cluster("one", 8, (A100,), (1,))
     free = Cluster("free", 8, (replace(A100, intra_bandwidth=1e14),), (1,))
     layout = [uniform(model, each, (A100.name,), (8, 1), (50,), 4, "full") for each in (on, free)]
-    options = Options(recompute="full")
+    options = Options(recompute="full", cuda_graphs=True)
     slow, fast = (estimate(each, [], options).stages[0] for each in layout)
     size = 2 * 4 * 2048 * 6144
     once = 2 * 7 / 8 * size * 8 * (1 / 1840e9 - 1 / 1e14)
