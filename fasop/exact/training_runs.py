@@ -317,9 +317,7 @@ _TABLES: dict[str, tuple[Callable[[Mapping[str, str], Mapping[str, Any]], Run], 
 
 def expressible(runs: list[Run]) -> Iterator[tuple[Run, Layout]]:
     """The rows that can be predicted, each with its layout."""
-    for run in runs:
-        if isinstance(run.layout, Layout):
-            yield run, run.layout
+    return ((run, run.layout) for run in runs if isinstance(run.layout, Layout))
 
 
 def refused(runs: list[Run]) -> Counter[str]:
