@@ -7,8 +7,8 @@
     python benchmarks/convert_benchmark.py --workers 1 2 4
 
 The first measures whole processes, start-up included: our converter (read, link, build, validate, write),
-Python's json.load of the same two files, and MLCommons' chakra_trace_link and chakra_converter (where
-et_replay is installed). The second makes
+Python's json.load of the same two files, pysimdjson's walk through all their fields (where it is installed),
+and MLCommons' chakra_trace_link and chakra_converter (where et_replay is installed). The second makes
 synthetic pairs of the given sizes and shows time and peak memory over size. The third converts eight copies
 of the pair with each number of worker processes. CPU time is user + system, as the machine's clock also
 counts what other processes do.
@@ -33,6 +33,16 @@ from benchmarks.synthetic import write_pair
 from chakra_et import cli
 
 JSON_LOAD = "import json, sys; [json.load(open(path, encoding='utf-8')) for path in sys.argv[1:]]"
+# Each record of the long array, and each of its fields; "parse" stops before.
+SIMDJSON = """
+import sys, simdjson
+for path in sys.argv[2:]:
+    document = simdjson.Parser().load(path)
+    records = document["nodes" if "nodes" in document else "traceEvents"]
+    for record in records if sys.argv[1] == "walk" else ():
+        for field in record.values():
+            pass
+"""
 
 # A process of its own, as the peak memory of children is the largest of all that a process has had.
 MEASURE = """
@@ -110,6 +120,7 @@ def compare(host: Path, device: Path, repeat: int) -> list[str]:
         rows.append(("ours: link, convert, validate, write", ours))
         load = [sys.executable, "-c", JSON_LOAD, str(host), str(device)]
         rows.append(("json.load of the two files", best(load, repeat)))
+        rows += [(f"simdjson: {what}", simdjson(what, [host, device], repeat)) for what in ("parse", "walk")]
         if importlib.util.find_spec("et_replay") is None:
             print("note: et_replay is not installed (./install_chakra_tools.sh): upstream is left out")
         else:
@@ -124,6 +135,14 @@ def compare(host: Path, device: Path, repeat: int) -> list[str]:
         figures = f"{cost.cpu:.2f} | {cost.wall:.2f} | {cost.megabytes:.0f} | {cost.cpu / ours.cpu:.2f}"
         lines.append(f"| {name} | {figures} |")
     return lines
+
+
+def simdjson(what: str, files: list[Path], repeat: int) -> Cost | None:
+    """What pysimdjson needs to "parse" or "walk" the files; None where it isn't installed."""
+    if importlib.util.find_spec("simdjson") is None:
+        print("note: simdjson is left out: pip install pysimdjson")
+        return None
+    return best([sys.executable, "-c", SIMDJSON, what, *map(str, files)], repeat)
 
 
 def convert_command(folder: Path, workers: int = 1) -> list[str]:
@@ -152,8 +171,8 @@ def scaling(config: Config) -> list[str]:
     """Time and memory over the size of a synthetic pair, as a table; json.load tells of the machine."""
     points = []
     lines = [
-        "| events | JSON, MB | CPU, s | µs / event | peak, MB | json.load CPU, s | wall, s |",
-        "|---|---|---|---|---|---|---|",
+        "| events | JSON, MB | CPU, s | µs / event | peak, MB | json.load CPU, s | wall, s | simdjson, s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for events in config.events:
         with tempfile.TemporaryDirectory() as scratch:
@@ -165,12 +184,13 @@ def scaling(config: Config) -> list[str]:
             load = (
                 best([sys.executable, "-c", JSON_LOAD, *map(str, files)], 1) if events <= 1_000_000 else None
             )
+            walk = simdjson("walk", files, config.repeat)
         points.append((events, cost))
         each = cost.cpu / events * 1e6
         loading = f"{load.cpu:.2f}" if load else ""
         lines.append(
             f"| {events:,} | {size:.0f} | {cost.cpu:.2f} | {each:.1f} | {cost.megabytes:.0f} | {loading} "
-            f"| {cost.wall:.2f} |"
+            f"| {cost.wall:.2f} | {f'{walk.cpu:.2f}' if walk else ''} |"
         )
     if config.plot:
         plot(points, Path(config.plot))

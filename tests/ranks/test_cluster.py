@@ -112,8 +112,10 @@ def test_a_scheduler_that_restarts_costs_its_tasks_and_no_more(
             stderr=-2,
             text=True,
         )
-        time.sleep(5)  # it waits for a worker
-        assert converting.poll() is None
+        with distributed.Client(address, timeout="120s") as client:
+            while client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) < RANKS:
+                assert converting.poll() is None
+                time.sleep(0.2)  # then it waits for a worker
         first.kill()
         first.wait()
         said, _ = converting.communicate(timeout=120)
