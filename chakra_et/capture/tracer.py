@@ -275,7 +275,7 @@ class ChakraTracer:
             "structure_step": self._recorder.structure,
             "step_times_us": {str(number): report.steps[number] for number in sorted(report.steps)},
             "untraced_step_times_us": {
-                str(number): round(wall * 1e6, 3) for number, (wall, _) in enumerate(untraced)
+                str(number): round(wall * 1e6, 3) for number, (wall, *_) in enumerate(untraced)
             },
             "check": {
                 "linkable": bool(entries) and not report.problems,

@@ -37,7 +37,7 @@ from chakra_et.traces.device_format import Recording
 from chakra_et.traces.records import MAX_BYTES
 from chakra_et.traces.sets import Manifest, Pair
 
-_PLAUSIBLE = 2.5
+_PLAUSIBLE = 5.0
 _ON_HOST = (b"operator", b"annotation", b"runtime", b"host-overhead")
 
 
@@ -153,8 +153,8 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
 
     Recording costs CPU time per operator and per runtime call. It is what the traced steps took longer than
     the untraced ones of the same run, within a factor of ``_PLAUSIBLE`` of what the tracer measured before
-    the training, or that alone if the run has fewer than two untraced steps. The device keeps its times, and
-    whatever waited for the host starts earlier.
+    the training and what page faults add, or that alone if the run has fewer than two untraced steps. The
+    device keeps its times, and whatever waited for the host starts earlier.
 
     ``measured_ns``: the cost per operator by the tracer's measurement. Nodes keep ``recorded_micros`` where
     the duration changes; communication keeps ``recorded_start_micros``, from which the waits of the ranks for
@@ -221,8 +221,11 @@ def step_facts(recording: Recording | None, untraced_us: Sequence[float]) -> str
 def _per_operator(recording: Recording, measured_ns: float, operators: float) -> float:
     """ns that recording took per operator, of which there are ``operators`` in the timed steps."""
     timed, untraced = recording.timed_us, recording.untraced_us
-    if len(untraced) < 2 or not timed or not operators:
+    if not timed or not operators:
         return measured_ns
-    added_us = median(cpu for _, cpu in timed) - median(cpu for _, cpu in untraced)
-    found = added_us * 1000 * len(timed) / operators
-    return float(np.clip(found, measured_ns / _PLAUSIBLE, measured_ns * _PLAUSIBLE))
+    in_ns = 1000 * len(timed) / operators
+    expected_ns = measured_ns + recording.added_faults * recording.plain_us.get("fault", 0.0) * in_ns
+    if len(untraced) < 2:
+        return expected_ns
+    found = (median(cpu for _, cpu in timed) - median(cpu for _, cpu in untraced)) * in_ns
+    return float(np.clip(found, expected_ns / _PLAUSIBLE, expected_ns * _PLAUSIBLE))
