@@ -91,9 +91,13 @@ class StageCosts:
         return float((units.forward + units.backward)[self.passes.layers].max())
 
     @memo
-    def seconds(self, seats: Seats, choice: StageChoice) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward seconds of each unit; all replicas wait for the slowest."""
-        data = self.data_group(seats, choice.tp)
+    def seconds(
+        self, seats: Seats, choice: StageChoice, sharded: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward seconds of each unit; all replicas wait for the slowest. sharded: with the
+        collectives of ZeRO-2, ZeRO-3 and FSDP during the passes.
+        """
+        data = self.data_group(seats, choice.tp) if sharded else ()
         experts = data_group(seats, choice.tp, self.shape.ep) if self.model.experts else ()
         each = [
             self.passes.replica(mbs, choice.recompute, tensor_group(seats, name, choice.tp), data, experts)

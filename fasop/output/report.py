@@ -262,10 +262,12 @@ def _shares(plan: Plan, messages: float) -> str:
     passes = plan.micro_batches * (sum(plan.stage_forward) + sum(plan.stage_backward)) / plan.pp
     tensor = min(plan.micro_batches * sums / plan.pp, passes)
     routed = min(plan.micro_batches * exchanges / plan.pp, passes - tensor)
+    sharding = plan.micro_batches * sum(parts.sharding for parts in plan.parts) / plan.pp
     shares = {
-        "compute": passes - tensor - routed,
+        "compute": passes - tensor - routed - sharding,
         "tensor-parallel collectives": tensor,
         "exchange of tokens with experts": routed,
+        "exposed collectives of sharding": sharding,
         "messages": messages,
         "exposed gradient reduction": sum(plan.dp_allreduce) / plan.pp,
         "embedding": plan.embedding_allreduce,

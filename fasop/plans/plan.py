@@ -42,7 +42,7 @@ class StageParts:
     ranks, of which the passes hold several; exchange: of tokens among the ranks that a layer's experts are
     spread over, there or back. Once per step: reduction: of gradients; gather: of parameters, after the
     optimizer has updated a share of them on each rank; experts: the share of both that experts' parameters
-    take.
+    take. sharding: what the collectives of ZeRO-2, ZeRO-3 or FSDP add to the passes of a micro-batch.
     """
 
     layer_forward: kinds.Seconds
@@ -52,6 +52,7 @@ class StageParts:
     gather: kinds.Seconds = 0.0
     exchange: kinds.Seconds = 0.0
     experts: kinds.Seconds = 0.0
+    sharding: kinds.Seconds = 0.0
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,11 @@ def _parts(tables: StageCosts, seats: Seats, choice: StageChoice, at: tuple[int,
     forward, backward = (float(each[layers].mean()) if len(layers) else 0.0 for each in passes_of)
     reduction, gather = (float(seconds[at]) for seconds in tables.once(seats, tp))
     each = max(passes.sum_seconds(tensor_group(seats, name, tp), mbs) for name, mbs in choice.shares)
-    parts = StageParts(forward, backward, each, reduction, gather)
+    sharding = 0.0
+    if passes.options.zero >= 2:
+        whole = sum(passes_of)[slice(*at)].sum()
+        sharding = float(whole - sum(tables.seconds(seats, choice, False))[slice(*at)].sum())
+    parts = StageParts(forward, backward, each, reduction, gather, sharding=sharding)
     if ep == 1:
         return parts
     ranks = data_group(seats, tp, ep)

@@ -301,6 +301,20 @@ def test_what_a_step_yields_and_is_made_of(capsys: pytest.CaptureFixture[str]) -
     assert "--tokens" in refused(capsys, *flags, "--tokens", "many")
 
 
+def test_what_fsdp_gathers_is_no_compute(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was: "compute 100.0%". Sharing the parameters makes the passes longer by what it communicates."""
+    flags = ["plan", "--model", "llama3-8b", "--cluster", "64xH100", "--dp", "64", "--tp", "1", "--top", "1"]
+    flags += ["--recompute", "full", "--mbs", "1"]
+    step = {}
+    for how in (["--zero", "1"], ["--zero", "3"]):
+        assert main([*flags, *how, "--json"]) == 0
+        (plan,) = json.loads(capsys.readouterr().out)["plans"]
+        step[how[1]] = plan["stage_forward"][0] + plan["stage_backward"][0]
+    shared = plan["parts"][0]["sharding"]
+    assert shared == pytest.approx(step["3"] - step["1"]) and shared > 0
+    assert "exposed collectives of sharding" in run(capsys, *flags, "--zero", "3")
+
+
 def test_a_sweep_as_parquet_and_as_a_picture_with_its_front(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
