@@ -20,7 +20,7 @@ from chakra_et.ranks.cluster import jobs_on
 from chakra_et.traces import sets as trace_sets
 from tests.ports import free_port
 
-distributed = pytest.importorskip("distributed", reason="pip install 'mosim-llms[cluster]'")
+distributed = pytest.importorskip("distributed", reason="from a clone, pip install '.[cluster]'")
 RANKS = 4
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ import pytest
 from chakra_et.__main__ import main
 from tests.megatron_lm.virtual_cluster import cluster
 
-pytest.importorskip("dask_jobqueue", reason="pip install 'mosim-llms[cluster]'")
+pytest.importorskip("dask_jobqueue", reason="from a clone, pip install '.[cluster]'")
 pytestmark = pytest.mark.slow
 RANKS = 8
 ROOT = Path(__file__).resolve().parents[2]

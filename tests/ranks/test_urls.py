@@ -16,7 +16,7 @@ from chakra_et.files import atomic_file, is_remote, path_of
 from chakra_et.repair.file import repair_file
 from tests.convert.test_together import Machine
 
-pytest.importorskip("upath", reason="pip install 'mosim-llms[remote]'")
+pytest.importorskip("upath", reason="from a clone, pip install '.[remote]'")
 RANKS = 4
 
 
