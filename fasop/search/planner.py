@@ -173,8 +173,8 @@ def _parts(tables: StageCosts, seats: Seats, choice: StageChoice, at: tuple[int,
     each = max(passes.sum_seconds(tensor_group(seats, name, tp), mbs) for name, mbs in choice.shares)
     sharding = 0.0
     if passes.options.zero >= 2:
-        whole = sum(passes_of)[slice(*at)].sum()
-        sharding = float(whole - sum(tables.seconds(seats, choice, False))[slice(*at)].sum())
+        pairs = zip(passes_of, tables.seconds(seats, choice, False), strict=True)
+        sharding = float(sum((whole - alone)[slice(*at)].sum() for whole, alone in pairs))
     parts = StageParts(forward, backward, each, reduction, gather, sharding=sharding)
     if ep == 1:
         return parts

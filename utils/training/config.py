@@ -95,9 +95,9 @@ class TrainConfig(TraceConfig, DataConfig):
     def check_trace_length(self, steps: int, origin: str) -> None:
         """Raise ValueError if the run ends before its trace is complete."""
         each = {name: getattr(self, f"trace_{name}_steps") for name in ("wait", "warmup", "active")}
-        if self.enable_tracing and steps < sum(each.values()):
+        if self.enable_tracing and steps < (needed := sum(each.values())):
             flags = " + ".join(f"--trace-{name}-steps {count}" for name, count in each.items())
-            raise ValueError(f"tracing needs {flags}, but the run has {steps} steps ({origin})")
+            raise ValueError(f"tracing needs {needed} steps ({flags}), but the run has {steps} ({origin})")
 
     def save(self, flag: str, name: str) -> None:
         """Write all options as JSON to the file ``name`` in the folder given by ``flag``, atomically.
