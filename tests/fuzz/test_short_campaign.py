@@ -69,6 +69,14 @@ def test_the_judge_finds_nothing_in_a_good_run(good_run: Path) -> None:
     assert judge.judge(good_run, allow=True) == ("converted", "")
 
 
+def test_the_judge_takes_device_work_of_an_unknown_category_for_work(good_run: Path) -> None:
+    path = good_run / "run_device.json"
+    # The judge counts the device's work only where no communication and no event left out blur the count.
+    text = path.read_bytes().replace(b"nccl", b"work").replace(b"news_of_2031", b"overhead")
+    path.write_bytes(text.replace(b'"kernel"', b'"npu_core"', 1))
+    assert judge.judge(good_run, allow=True) == ("converted", "")
+
+
 @pytest.mark.parametrize("defect", ["shorter", "lost event", "longer", "internal error"])
 def test_the_judge_sees_a_defect(good_run: Path, defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A converter with each kind of defect is found out."""
