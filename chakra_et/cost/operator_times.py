@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -238,8 +238,7 @@ class GpuModel:
         """Lines of memory that threads, which load together, load for elements that lie apart."""
         lanes = _LANES[self.vendor]
         beside = max(lanes // work.apart, 1)
-        lines = math.ceil(beside * item_bytes(work.type) / _LINE)
-        return work.operations * lines / beside
+        return work.operations * math.ceil(beside * item_bytes(work.type) / _LINE) / beside
 
     def limits(self, work: OperatorCall) -> tuple[float, float]:
         """What a kernel of unknown work takes at least, µs, and how fast it works beyond that: bytes per
@@ -285,8 +284,9 @@ class GpuModel:
             part = self.of("convolution", "thin" if work.channels else "compute")
             rate = self.peak(work.type) if work.channels else self._steady(work.type)
             return max(work.operations / (rate * part) * 1e6, least)
-        each = self._product(work) / self.of("convolution", "compute")
-        return max(work.product[0] * each, least) + (work.product[0] - 1) * self.of("convolution", "launch")
+        passes, *sizes = work.product
+        each = self._product(replace(work, product=(1, *sizes))) / self.of("convolution", "compute")
+        return max(passes * each, least) + (passes - 1) * self.of("convolution", "launch")
 
     def _stream(self, moved: float, part: float = 1.0) -> float:
         """µs to move bytes: faster where they fit into the cache, which the kernel before has filled."""

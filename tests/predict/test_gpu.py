@@ -13,7 +13,7 @@ from benchmarks import fit_gpus
 from benchmarks.fit_gpus import Sample, class_errors, fit, fit_all, left_out, read_all
 from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et.cost import gpus, operator_times
-from chakra_et.cost.operator_times import CLASSES, OperatorCall, gpu_model
+from chakra_et.cost.operator_times import CLASSES, GpuModel, OperatorCall, gpu_model
 from chakra_et.et.columns import TensorInfo
 from chakra_et.predict.gpu import OtherGpu, kernel_kinds, launched_operators, ratio
 from chakra_et.predict.predict import Prediction, predict
@@ -381,6 +381,19 @@ def test_a_convolution_launches_a_kernel_for_each_pass() -> None:
         assert more == pytest.approx(passes * (100 - H100.of("convolution", "launch")))
     forward = OperatorCall("convolution", 2.0 * 4096**2 * 512, 1.0, product=(1, 4096, 4096, 512), channels=64)
     assert 1 < H100.micros(forward) * H100.peak(forward.type) / 1e6 / forward.operations < 5
+
+
+@pytest.mark.parametrize("model", [H100, MI300X], ids=["H100", "MI300X"])
+@pytest.mark.parametrize("sizes", [(4096, 4096, 512), (490, 512, 4608)])
+def test_both_passes_of_a_backward_convolution_are_counted_once(
+    model: GpuModel, sizes: tuple[int, ...]
+) -> None:
+    """They were counted twice, as a batch of two products and times two."""
+    one, both = (
+        OperatorCall("convolution", passes * 1e9, 1.0, product=(passes, *sizes), channels=64, idle=True)
+        for passes in (1, 2)
+    )
+    assert model.micros(both) == pytest.approx(2 * model.micros(one))
 
 
 def test_rows_of_a_long_softmax_end_with_loads_of_single_elements() -> None:
