@@ -284,8 +284,8 @@ class GpuModel:
             part = self.of("convolution", "thin" if work.channels else "compute")
             rate = self.peak(work.type) if work.channels else self._steady(work.type)
             return max(work.operations / (rate * part) * 1e6, least)
-        passes, *sizes = work.product
-        each = self._product(replace(work, product=(1, *sizes))) / self.of("convolution", "compute")
+        passes, m, n, k = work.product
+        each = self._product(replace(work, product=(1, m, n, k))) / self.of("convolution", "compute")
         return max(passes * each, least) + (passes - 1) * self.of("convolution", "launch")
 
     def _stream(self, moved: float, part: float = 1.0) -> float:

@@ -386,7 +386,7 @@ def test_a_convolution_launches_a_kernel_for_each_pass() -> None:
 @pytest.mark.parametrize("model", [H100, MI300X], ids=["H100", "MI300X"])
 @pytest.mark.parametrize("sizes", [(4096, 4096, 512), (490, 512, 4608)])
 def test_both_passes_of_a_backward_convolution_are_counted_once(
-    model: GpuModel, sizes: tuple[int, ...]
+    model: GpuModel, sizes: tuple[int, int, int]
 ) -> None:
     """They were counted twice, as a batch of two products and times two."""
     one, both = (
