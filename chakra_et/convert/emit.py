@@ -8,7 +8,6 @@ dependencies, as Chakra's feeder reads no others.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,7 @@ from chakra_et.et.columns import (
     TensorInfo,
     ValueKind,
 )
-from chakra_et.et.wire import Cells
+from chakra_et.et.wire import Cells, windows
 from chakra_et.redact import redacted
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.fields import STRIDES
@@ -38,6 +37,7 @@ from chakra_et.traces.host import DEFAULTS, NUMERIC
 
 # Letters by ``EdgeKind`` for the attribute ``dep_kinds``: one per dependency, in the order of data_deps.
 EDGE_LETTERS = b"PLSYTC"
+_LOWEST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype="<u8")
 DEVICE_KINDS = (NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET)
 Add = Callable[[str, ValueKind, np.ndarray, Any], None]
 """Add one attribute, unless no node has it: name, kind, the rows that have it (ascending), their values."""
@@ -145,11 +145,18 @@ def emit(
 
 
 def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
-    letters = np.frombuffer(EDGE_LETTERS, dtype=np.uint8)[graph.edge_kind].tobytes()
-    table: dict[bytes, int] = {}
-    spans = (letters[a:b] for a, b in itertools.pairwise(offsets.tolist()) if a < b)
-    index = [table.setdefault(span, len(table)) for span in spans]
-    return Strings(list(table), np.array(index, dtype=np.int32))
+    """The letters of the edges of each node that has any."""
+    letters = np.append(np.frombuffer(EDGE_LETTERS, dtype=np.uint8)[graph.edge_kind], np.zeros(8, np.uint8))
+    length = np.diff(offsets)
+    start, length = offsets[:-1][length > 0], length[length > 0]
+    # Up to eight letters are one number; few nodes have more.
+    number = windows(letters, 8)[start].view("<u8") & _LOWEST_BYTES[np.minimum(length, 8)]
+    _, first, index = np.unique(number, return_index=True, return_inverse=True)
+    table = [letters[start[at] : start[at] + min(length[at], 8)].tobytes() for at in first.tolist()]
+    for at in np.flatnonzero(length > 8).tolist():
+        index[at] = len(table)
+        table.append(letters[start[at] : start[at] + length[at]].tobytes())
+    return Strings(table, index.astype(np.int32))
 
 
 def _add_communication(nodes: np.ndarray, of_node: list[Communication], rank: int, add: Add) -> None:

@@ -72,9 +72,11 @@ def each_rank(
 
 
 def _connected(stack: contextlib.ExitStack, cluster: str, workers: int) -> Any:
+    import dask
     from distributed import Client, LocalCluster
 
-    if cluster == "local":  # threads do, as each job has a process of its own
+    if cluster == "local":  # threads do, as each job has a process of its own; sampled, they would only wait
+        stack.enter_context(dask.config.set({"distributed.worker.profile.enabled": False}))
         place = LocalCluster(n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=None)
     elif cluster in QUEUES:
         import dask_jobqueue

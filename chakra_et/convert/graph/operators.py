@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from chakra_et.arrays import coded, nearest
+from chakra_et.arrays import coded, coded_pairs, nearest
 from chakra_et.convert.graph.communication_arguments import RECEIVES, SENDS
 from chakra_et.convert.graph.link import operators_and_annotations
 from chakra_et.convert.graph.linked import LinkedRank
@@ -148,8 +148,7 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> tuple[np.ndarray, np.ndar
     operators, of = coded(parent[kernels])
     causal = np.zeros(len(operators), dtype=bool)
     causal[of[named(device, CAUSAL_KERNEL.search)[kernels]]] = True
-    calls = zip(operators.tolist(), causal.tolist(), strict=True)
-    works = np.array([work_of(rank, parent, *call) or (0, 0) for call in calls], np.int64).reshape(-1, 2)
+    works = _works(rank, parent, operators, causal)
     length = (device.end - device.start)[kernels]
     operations[kernels], moved[kernels] = divided(works, of, length)
     return operations, moved
@@ -171,21 +170,38 @@ def divided(works: np.ndarray, of: np.ndarray, length: np.ndarray) -> tuple[np.n
     return shares[:, 0], shares[:, 1]
 
 
-def work_of(rank: LinkedRank, parent: np.ndarray, operator: int, causal: bool = False) -> Counted:
-    """(operations, bytes) of the operator at row ``operator``, or of the next one around it that has
-    shapes; ``causal``: as in ``operator_work``."""
-    host, names = rank.host, rank.device.names
+def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray, causal: np.ndarray) -> np.ndarray:
+    """int64[operators, 2]: operations and bytes of the operator at each of these rows, or of the next one
+    around it that has shapes, 0 if not known; ``causal``: of each, as in ``operator_work``."""
+    device, values = rank.device, rank.host.inputs[0]
+    texts = (*rank.host.inputs[1:], *rank.host.outputs[1:])
+    # Only some formulas look at values, and ids of tensors in them make every call a new one.
+    with_values = np.array([rule_of(name) in WITH_VALUES for name in device.names], dtype=bool)
+    works = np.zeros((len(operators), 2), dtype=np.int64)
+    left, at = np.arange(len(operators)), operators
     for _ in range(DEPTH):
-        if operator < 0:
-            break
-        row = int(rank.link.host_row[operator])
-        if rank.device.category[operator] == CPU_OP and row >= 0:
-            name = names[rank.device.name[operator]]
-            # Only some formulas look at values, and ids of tensors in them make every call a new one.
-            values = host.inputs[0][row] if rule_of(name) in WITH_VALUES else b"[]"
-            texts = (column[row] for column in (*host.inputs[1:], *host.outputs[1:]))
-            work = operator_work(name, values, *texts, causal)
-            if work is not None:
-                return work
-        operator = int(parent[operator])
-    return None
+        row = rank.link.host_row[at]
+        described = np.flatnonzero((device.category[at] == CPU_OP) & (row >= 0))
+        row, name = row[described], device.name[at[described]]
+        # Equal texts have the same place, so that calls that are alike are counted once.
+        columns = (causal[left[described]], *(text.starts[row] for text in texts))
+        code = np.where(with_values[name], len(with_values) + row, name)
+        for column in columns:
+            _, code = coded_pairs(code, column)
+        _, first = np.unique(code, return_index=True)
+        counted: list[Counted] = [
+            operator_work(
+                device.names[name[call]],
+                values[row[call]] if with_values[name[call]] else b"[]",
+                *(text[row[call]] for text in texts),
+                causal[left[described[call]]],
+            )
+            for call in first.tolist()
+        ]
+        known = np.array([work is not None for work in counted], dtype=bool)[code]
+        found = np.array([work or (0, 0) for work in counted], dtype=np.int64).reshape(-1, 2)
+        works[left[described[known]]] = found[code[known]]
+        left = np.delete(left, described[known])
+        at = parent[np.delete(at, described[known])]
+        left, at = left[at >= 0], at[at >= 0]
+    return works
