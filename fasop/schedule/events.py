@@ -48,12 +48,9 @@ def of_plan(plan: Plan) -> list[Event]:
     """All events of one step by stage and start, of a plan."""
     if plan.virtual_stages > 1:
         tasks = interleaved_tasks(plan.pp, plan.micro_batches, plan.virtual_stages)
-        ends = interleaved_ends(*chunk_seconds(plan), [*plan.p2p, plan.wrap], plan.micro_batches)
     else:
         tasks = one_f_one_b.tasks(plan.pp, plan.micro_batches)
-        passes = list(plan.stage_forward), list(plan.stage_backward)
-        ends = one_f_one_b.run(*passes, list(plan.p2p), plan.micro_batches).ends
-    found = _pipeline(tasks, ends)
+    found = _pipeline(tasks, task_ends(tasks, *chunk_seconds(plan), [*plan.p2p, plan.wrap]))
     for stage in range(plan.pp):
         found += _reduction(plan, found, stage)
     found += _updates(plan, found)
@@ -98,6 +95,8 @@ def chunk_seconds(plan: Plan) -> tuple[list[list[float]], list[list[float]]]:
     head.
     """
     passes: tuple[list[list[float]], list[list[float]]] = ([], [])
+    if plan.virtual_stages == 1:
+        return [[each] for each in plan.stage_forward], [[each] for each in plan.stage_backward]
     for stage, totals in enumerate(zip(plan.stage_forward, plan.stage_backward, strict=True)):
         for found, each, whole in zip(passes, layer_seconds(plan, stage), totals, strict=True):
             seconds = [each * count for count in chunk_layers(plan, stage)]
@@ -205,17 +204,16 @@ def covered(intervals: list[tuple[float, float]], first: float = 0.0, last: floa
     return total
 
 
-def interleaved_ends(
-    forward: list[list[float]], backward: list[list[float]], links: list[float], micro_batches: int
+def task_ends(
+    tasks: Sequence[Task], forward: list[list[float]], backward: list[list[float]], links: list[float]
 ) -> list[float]:
-    """When each of ``interleaved_tasks`` ends, in seconds.
+    """When each task ends, in seconds.
 
     forward, backward: seconds [stage][chunk] per micro-batch; links: per message from each stage to the next,
     the last one's to the first.
     """
-    stages, chunks = len(forward), len(forward[0])
     ends: list[float] = []
-    for task in interleaved_tasks(stages, micro_batches, chunks):
+    for task in tasks:
         if task.is_message:
             # Gradients go over the link of the stage that they come to.
             seconds = links[task.stage if task.is_forward else task.peer]

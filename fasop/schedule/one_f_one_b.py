@@ -43,13 +43,8 @@ class Task(NamedTuple):
 
 @dataclass
 class Timeline:
-    """Seconds: ends of the tasks of ``tasks(stages, micro_batches)``, of one pipeline alone; of each stage's
-    last task, and of its last backward.
+    """When each stage's last task ends, and its last backward, in seconds."""
 
-    A task starts its duration before its end.
-    """
-
-    ends: list[Time]
     stage_end: list[Time]
     backward_end: list[Time]
 
@@ -62,33 +57,28 @@ class Timeline:
 def run(
     forward: Sequence[Time], backward: Sequence[Time], p2p: Sequence[Time], micro_batches: int
 ) -> Timeline:
-    """The schedule of one pipeline (floats), or of many of one depth at once (arrays of one length), of
-    which only the stages' ends are kept.
+    """The schedule of one pipeline (floats), or of many of one depth at once (arrays of one length).
 
     forward, backward: seconds of each stage per micro-batch; p2p: seconds per message over each boundary.
     """
     program = _program(len(forward), micro_batches)
     durations = np.array([*forward, *backward, *p2p], dtype=float)
-    ends = np.zeros((1 + len(program.place), *durations.shape[1:]))  # of each task, after the beginning
+    ends = np.zeros((program.waves[-1][1], *durations.shape[1:]))  # of each task, after the beginning
     for begin, end, duration, waits in program.waves:
         before = ends.take(waits, axis=0)
         count = end - begin
         later = np.maximum(before[:count], before[count:])
         np.add(later, durations.take(duration, axis=0), out=ends[begin:end])
-    if durations.ndim == 1:
-        return Timeline(*(ends[of].tolist() for of in (program.place, program.last, program.last_backward)))
-    return Timeline([], list(ends[program.last]), list(ends[program.last_backward]))
+    return Timeline(list(ends[program.last]), list(ends[program.last_backward]))
 
 
 class _Program(NamedTuple):
-    """waves: tasks that wait for earlier waves alone: their places from … to, the index of each one's
-    duration, and the places of what they wait for, all first tasks before all second ones; place: of each of
-    ``tasks``, after the beginning at 0; last, last_backward: places of each stage's last task and last
-    backward.
+    """waves: tasks that wait for earlier waves alone: their places (after the beginning at 0) from … to, the
+    index of each one's duration, and the places of what they wait for, all first tasks before all second
+    ones; last, last_backward: places of each stage's last task and last backward.
     """
 
     waves: list[tuple[int, int, np.ndarray, np.ndarray]]
-    place: np.ndarray
     last: np.ndarray
     last_backward: np.ndarray
 
@@ -113,7 +103,7 @@ def _program(stages: int, m: int) -> _Program:
     found = [(a + 1, b + 1, duration[a:b], ahead[:, a:b].ravel()) for a, b in itertools.pairwise(cuts)]
     last = [names.backward(0, m - 1), *(names.down(i, m - 1) for i in range(stages - 1))]
     last_backward = [names.backward(i, m - 1) for i in range(stages)]
-    return _Program(found, place[1:], place[1 + number[last]], place[1 + number[last_backward]])
+    return _Program(found, place[1 + number[last]], place[1 + number[last_backward]])
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasop.schedule import one_f_one_b as schedule
+from fasop.schedule.events import task_ends
 
 Result = tuple[dict[tuple[str, int, int], float], list[float]]
 
@@ -87,9 +88,11 @@ def test_equals_a_naive_event_driven_reference(pipeline: tuple) -> None:
     ends, clock = reference(*pipeline)
     line = schedule.run(*pipeline)
     tasks = schedule.tasks(len(pipeline[0]), pipeline[-1])
+    *passes, p2p, _ = pipeline
+    chunks = [[[each] for each in seconds] for seconds in passes]
     found = {
         ("F" if task.is_forward else "B", task.stage, task.micro_batch): end
-        for task, end in zip(tasks, line.ends, strict=True)
+        for task, end in zip(tasks, task_ends(tasks, *chunks, [*p2p, 0.0]), strict=True)
         if not task.is_message
     }
     assert found == {key: pytest.approx(end, abs=1e-9) for key, end in ends.items()}
