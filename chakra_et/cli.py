@@ -8,9 +8,10 @@ too. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its choices, a
 - ``"short": "-o"``: a second, short name
 - ``"group": "for damaged or hostile files"``: list the flag under this heading of ``--help``
 - ``"metavar": "FOLDER"``: the placeholder for the value in ``--help``
+- ``"least": 1``, ``"above": 0``, ``"most": 9``: bounds of a number, or of each of several
 
-``__post_init__`` of the dataclass rejects a value by raising ``ValueError``: the script prints one line and
-exits with status 2.
+``__post_init__`` of the dataclass rejects any other value by raising ``ValueError``: the script prints one
+line and exits with status 2.
 """
 
 from __future__ import annotations
@@ -74,9 +75,27 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
     given = vars(parser.parse_args(argv))
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
-        return config_class(**values)
+        return made(config_class, values)
     except ValueError as error:
         parser.error(str(error))
+
+
+def made(config_class: type[Config], values: Mapping[str, Any]) -> Config:
+    """The config of these values. Raises ``ValueError`` for one that is out of its field's bounds, and what
+    the config raises.
+    """
+    for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
+        given = values.get(field.name)
+        least, above, most = (field.metadata.get(name) for name in ("least", "above", "most"))
+        if given is None or (least, above, most) == (None, None, None):
+            continue
+        for value in given if isinstance(given, tuple) else (given,):
+            is_low = value < least if above is None else value <= above
+            if is_low or not value <= (sys.float_info.max if most is None else most):
+                words = f"at least {least:,}" if above is None else f"a number above {above:,}"
+                words = words if most is None else f"{least:,} to {most:,}"
+                raise ValueError(f"--{field.name.replace('_', '-')} is {value}: give {words}")
+    return config_class(**values)
 
 
 def flags_of(module: str) -> list[argparse.Action]:

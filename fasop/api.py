@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import chakra_et
+from chakra_et import cli
 from fasop.commands.plan import Config, found
 from fasop.errors import PlanError
 from fasop.inputs.costs import CostFile
@@ -33,7 +34,7 @@ def plan(model: str, cluster: str, costs: Sequence[CostFile] = (), **flags: Any)
     Raises ``PlanError``.
     """
     try:
-        config = Config(model=model, cluster=cluster, **flags)
+        config = cli.made(Config, {"model": model, "cluster": cluster, **flags})
     except (TypeError, ValueError) as error:
         raise PlanError(f"{model} on {cluster}: {error}") from None
     return found(config, costs)[0]

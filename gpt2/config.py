@@ -28,5 +28,5 @@ class GPT2TrainConfig(TrainConfig):
     presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
 
     model_name: str = option("one of " + ", ".join(PRESETS), "gpt2")
-    learning_rate: float = option("peak learning rate of AdamW", 3e-4)
+    learning_rate: float = option("peak learning rate of AdamW", 3e-4, above=0)
     save_dir: str = option("folder of the checkpoints", "checkpoints/gpt2")

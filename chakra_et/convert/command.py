@@ -69,7 +69,7 @@ class ConvertConfig:
     )
     comm_kernels: str = option("JSON table of additional communication kernels, by name", "", metavar="FILE")
     engine: Engine = option("this converter, or MLCommons' chakra_trace_link and chakra_converter", "native")
-    workers: int = option("number of processes, or of jobs in a queue; 0: one per core", 0)
+    workers: int = option("number of processes, or of jobs in a queue; 0: one per core", 0, least=0)
     cluster: str = cluster()
     step: str = option("number of the one ProfilerStep to convert, or all", "all")
     timestamps: bool = option("write start_time_micros", True)
@@ -89,8 +89,6 @@ class ConvertConfig:
     max_bytes: int = option("reject a larger trace (uncompressed size)", 8 << 30, group=RARE)
 
     def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ValueError(f"--workers must be 0 (one per core) or more, not {self.workers}")
         if self.step != "all" and not (self.step.isascii() and self.step.isdigit()):
             raise ValueError(f"--step must be the number of a ProfilerStep or all, not {self.step!r}")
         if not all((*self.files, self.dir)):

@@ -10,7 +10,6 @@ Exit status: 0; 2 for arguments or files that can't be used.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +52,7 @@ class PredictConfig(SizeFlags):
         "all device kernels and copies take FACTOR times as long",
         None,
         metavar="FACTOR",
+        least=0,
     )
     rank: str | None = option("ranks that compute like the median of the others: 3, or 3,4,5", None)
     gpu: str | None = option(
@@ -61,7 +61,7 @@ class PredictConfig(SizeFlags):
         metavar="FROM:TO",
     )
     bucket_mb: float | None = option(
-        "DDP's bucket_cap_mb, the size of gradient buckets in MiB", None, group="distribution"
+        "DDP's bucket_cap_mb, the size of gradient buckets in MiB", None, group="distribution", above=0
     )
     accumulate: int | None = option(
         "forward and backward passes per optimizer step", None, group="distribution"
@@ -99,13 +99,9 @@ class PredictConfig(SizeFlags):
         if not self.name:
             raise ValueError("name the run to predict: predict NAME --scale …")
         super().__post_init__()
-        if self.gpu_kernels is not None and not 0 <= self.gpu_kernels < math.inf:
-            raise ValueError(f"--gpu-kernels {self.gpu_kernels:g}: use a factor from 0 on")
         _what_ifs(self, None, alone=False)
         if self.accumulate is not None and not 2 <= self.accumulate <= self.MOST:
             raise ValueError(f"--accumulate {self.accumulate}: use 2 to {self.MOST:,} passes")
-        if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
-            raise ValueError(f"--bucket-mb {self.bucket_mb:g}: use a size above 0")
         if self.shard and (self.bucket_mb is not None or self.accumulate):
             other = "--accumulate" if self.accumulate else "--bucket-mb"
             raise ValueError(f"{other} changes what DDP does: leave it out, or --shard {self.shard}")

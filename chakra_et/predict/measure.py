@@ -32,12 +32,8 @@ class MeasureConfig:
 
     backend: Literal["gloo", "nccl"] = option("backend of torch.distributed", "gloo")
     output: str = option("JSON file to write", "network.json", short="-o")
-    largest: int = option("largest size, as a power of 2 of bytes", 25)
-    repeats: int = option("measurements of each, of which the median counts", 7)
-
-    def __post_init__(self) -> None:
-        if not _POWERS[0] <= self.largest <= _POWERS[1] or self.repeats < 1:
-            raise ValueError(f"--largest must be from {_POWERS[0]} to {_POWERS[1]}, and --repeats at least 1")
+    largest: int = option("largest size, as a power of 2 of bytes", 25, least=_POWERS[0], most=_POWERS[1])
+    repeats: int = option("measurements of each, of which the median counts", 7, least=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

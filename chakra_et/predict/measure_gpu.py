@@ -41,13 +41,9 @@ class MeasureGpuConfig:
 
     output: str = option("JSON file to write", "gpu.json", short="-o")
     device: str = option("PyTorch device; cpu only to try the command", "cuda")
-    shapes: int = option("shapes per data type", 100)
-    largest: float = option("operations of the largest product", 4e12)
-    repeats: int = option("measurements of each", 6)
-
-    def __post_init__(self) -> None:
-        if self.shapes < 1 or self.repeats < 1 or self.largest < 1e6:
-            raise ValueError("--shapes and --repeats must be at least 1, and --largest at least 1e6")
+    shapes: int = option("shapes per data type", 100, least=1)
+    largest: float = option("operations of the largest product", 4e12, least=1e6)
+    repeats: int = option("measurements of each", 6, least=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -49,14 +49,12 @@ class CompareConfig:
     names: tuple[str, ...] = cli.option("two or more runs; the first is the baseline", (), positional=True)
     output: str | None = cli.option("also write this HTML page", None, short="-o")
     json: bool = cli.option("print JSON, with all that the page has", False)
-    top: int = cli.option("operators to list, the greatest change first", 15)
+    top: int = cli.option("operators to list, the greatest change first", 15, least=0)
     allow_missing_ranks: bool = cli.allow_missing_ranks()
 
     def __post_init__(self) -> None:
         if len(self.names) < 2:
             raise ValueError("give at least two runs to compare")
-        if self.top < 0:
-            raise ValueError(f"--top must be 0 or more, not {self.top}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -43,20 +43,16 @@ class ScaleConfig(SizeFlags):
     output: str = option("NAME of the new run (as NAME-dp64 beside the captured one)", "", short="-o")
     seed: int = option("random seed of the spread of compute times", 0)
     spread: float | None = option(
-        "relative spread of compute times per step, 0 for none; default: as measured", None
+        "relative spread of compute times per step, 0 for none; default: as measured", None, least=0, most=1
     )
-    variants: int = option("random draws per captured rank; equal ranks share a file", 8)
+    variants: int = option("random draws per captured rank; equal ranks share a file", 8, least=1)
     fill: bool = option("first make missing ranks from ranks of the same stage", False)
     allow_missing_ranks: bool = allow_missing_ranks()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variants < 1:
-            raise ValueError(f"--variants must be 1 or more, not {self.variants}")
         if not self.sizes():
             raise ValueError("give what is to change: --dp, --tp, --pp, --layers, --batch, --seq or --resize")
-        if self.spread is not None and not 0 <= self.spread <= 1:
-            raise ValueError(f"--spread must be from 0 to 1, not {self.spread}")
 
     @property
     def changes(self) -> str:

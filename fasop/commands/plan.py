@@ -38,14 +38,14 @@ class Config:
     cluster: str = cli.option("preset, or YAML file of one cluster (or FILE:NAME)")
     cost_model: Literal["exact", "hpdc24"] = cli.option("hpdc24: the published tool's estimate", "exact")
     objective: Literal["time", "cost", "pareto"] = cli.option("fastest or cheapest; pareto: both", "time")
-    budget: float | None = cli.option("leave out clusters above this price, $/h", None)
-    max_step_time: float | None = cli.option("leave out slower plans, seconds", None)
-    max_tp: int = cli.option("largest tensor-parallel degree", 4)
-    tp: int | None = cli.option("only this tensor-parallel degree", None)
-    dp: int | None = cli.option("only this data-parallel degree", None)
-    pp: int | None = cli.option("only this number of pipeline stages", None)
-    mbs: int | None = cli.option("only this micro-batch, sequences", None)
-    top: int = cli.option("plans shown", 10)
+    budget: float | None = cli.option("leave out clusters above this price, $/h", None, above=0)
+    max_step_time: float | None = cli.option("leave out slower plans, seconds", None, above=0)
+    max_tp: int = cli.option("largest tensor-parallel degree", 4, least=1)
+    tp: int | None = cli.option("only this tensor-parallel degree", None, least=1)
+    dp: int | None = cli.option("only this data-parallel degree", None, least=1)
+    pp: int | None = cli.option("only this number of pipeline stages", None, least=1)
+    mbs: int | None = cli.option("only this micro-batch, sequences", None, least=1)
+    top: int = cli.option("plans shown", 10, least=1)
     json: bool = cli.option("print the plans as JSON, for the other commands", False)
     csv: str = cli.option("write rows as CSV, or Parquet (.parquet), to this file (-: print them)", "")
     picture: str = cli.option("draw cost over time of all plans found, with the Pareto front, as .svg", "")
@@ -65,33 +65,24 @@ class Config:
         "mixed, or bf16: 16 bits with fp32 master weights; fp8, mxfp8, nvfp4: layers' products in these",
         "mixed",
     )
-    cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1)
+    cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1, least=1)
     fsdp: bool = exact_flag("parameters sharded, communication overlapped (--zero 3 --overlap)", False)
-    hsdp: int = exact_flag("--fsdp within groups of N GPUs, each with a copy of the parameters", 0)
+    hsdp: int = exact_flag("--fsdp within groups of N GPUs, each with a copy of the parameters", 0, least=0)
     offload: bool = exact_flag("optimizer states and their update on the host", False)
     cuda_graphs: bool = exact_flag("the whole step is a CUDA graph, without launches by the host", False)
     engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag("software that runs it", "megatron")
     interleave: bool = exact_flag("try several chunks of layers per stage", False)
     per_stage: bool = exact_flag("tp, micro-batch, recomputation per stage; uneven replicas", False)
     idle: bool = cli.option("leave nodes idle where that is faster or cheaper", True)
-    global_batch: int | None = cli.option("sequences per step, if not the model's", None)
-    seq: int | None = cli.option("tokens of a sequence, if not the model's", None)
+    global_batch: int | None = cli.option("sequences per step, if not the model's", None, least=1)
+    seq: int | None = cli.option("tokens of a sequence, if not the model's", None, least=1)
     tokens: str = cli.option("tokens of the training that is priced, such as 300B or 2T", "1T")
-    iterations: int | None = cli.option("its steps, in place of --tokens (hpdc24: 12,500,000)", None)
+    iterations: int | None = cli.option("its steps, in place of --tokens (hpdc24: 12,500,000)", None, least=1)
     models_file: str = cli.option("YAML file of models", "")
     costs: tuple[str, ...] = cli.option("cost files of 'profile', before the published costs", ())
-    workers: int = cli.option("processes (0: as many as are worth it)", 0)
+    workers: int = cli.option("processes (0: as many as are worth it)", 0, least=0)
 
     def __post_init__(self) -> None:
-        counts = ("cp", "max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "seq", "iterations")
-        for name, least in [*((count, 1) for count in counts), ("hsdp", 0), ("workers", 0)]:
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"--{name.replace('_', '-')} is {value}: give at least {least}")
-        for name in ("budget", "max_step_time"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"--{name.replace('_', '-')} is {value}: give a number above 0")
         if self.tp is not None and self.tp > self.max_tp:
             raise ValueError(f"--tp {self.tp} is above --max-tp {self.max_tp}: give --max-tp {self.tp}")
         if not re.fullmatch(r"\d{1,18}(\.\d*)?[KMBT]?", self.tokens) or not self.steps_of(1):

@@ -31,19 +31,17 @@ class Config:
 
     model: str = cli.option("a preset, or a name in --models-file")
     models_file: str = cli.option("YAML file of models", "")
-    tp: tuple[int, ...] = cli.option("tensor-parallel degrees", (1,))
-    mbs: tuple[int, ...] = cli.option("micro-batches, sequences", (1,))
+    tp: tuple[int, ...] = cli.option("tensor-parallel degrees", (1,), least=1)
+    mbs: tuple[int, ...] = cli.option("micro-batches, sequences", (1,), least=1)
     device: Literal["", "cuda", "cpu"] = cli.option("default: cuda where there is one", "")
     gpu_name: str = cli.option("the GPU's name in cluster files (default: PyTorch's name of it)", "")
     precision: Literal["", "float16", "bfloat16", "float32"] = cli.option("default: float16 on a GPU", "")
-    warmup: int = cli.option("runs before the measured ones", 3)
-    repeat: int = cli.option("measured runs, whose median counts", 10)
+    warmup: int = cli.option("runs before the measured ones", 3, least=0)
+    repeat: int = cli.option("measured runs, whose median counts", 10, least=1)
     from_et: tuple[str, ...] = cli.option("take the costs from these .et files, ranks of one run", ())
     output: str = cli.option("cost file to write", "costs.json")
 
     def __post_init__(self) -> None:
-        if min((*self.tp, *self.mbs, self.repeat)) < 1 or self.warmup < 0:
-            raise ValueError("--tp, --mbs and --repeat must be at least 1, --warmup 0")
         if self.from_et and (len(self.tp) > 1 or len(self.mbs) > 1):
             raise ValueError("--from-et takes one --tp and one --mbs: those of the traced run")
 

@@ -45,19 +45,16 @@ PLENTY = 1e18  # bit/s: a message costs its latency alone
 class CompareConfig:
     """The size of the runs, and where the results go."""
 
-    stages: int = cli.option("pipeline stages, one process per stage", 2)
+    stages: int = cli.option("pipeline stages, one process per stage", 2, least=2, most=MODELS[MODEL].layers)
     global_batch: int = cli.option("sequences per iteration, in micro-batches of one", 16)
-    iterations: int = cli.option("iterations per run", 10)
+    iterations: int = cli.option(
+        "iterations per run, of which the first is not counted", 10, least=3, most=10_000
+    )
     output: Path = cli.option("folder for the results", Path("plan_run_compare"))
 
     def __post_init__(self) -> None:
-        layers = MODELS[MODEL].layers
-        if not 2 <= self.stages <= layers:
-            raise ValueError(f"--stages {self.stages}: give 2 to {layers}, the number of layers of {MODEL}")
         if self.global_batch < self.stages:
             raise ValueError(f"--global-batch {self.global_batch}: give at least --stages ({self.stages})")
-        if not 3 <= self.iterations <= 10_000:
-            raise ValueError(f"--iterations {self.iterations}: give 3 to 10000 (the first is not counted)")
 
 
 class Measured(NamedTuple):

@@ -229,7 +229,7 @@ def test_mlcommons_engine_reports_missing_tools(folder: Path) -> None:
     [
         (["--dir", "nowhere"], "no such folder"),
         (["--dir", "."], "no trace matches"),
-        (["--workers", "-1"], "--workers must be"),
+        (["--workers", "-1"], "--workers is -1: give at least 0"),
         (["--step", "last"], "--step must be"),
     ],
 )

@@ -123,9 +123,9 @@ def test_a_plan_is_drawn_beside_its_run(planned: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--stages", "5"], "--stages 5: give 2 to 4"),
+        (["--stages", "5"], "--stages is 5: give 2 to 4"),
         (["--global-batch", "1"], "--global-batch 1: give at least"),
-        (["--iterations", "1"], "--iterations 1: give 3"),
+        (["--iterations", "1"], "--iterations is 1: give 3 to 10,000"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(args: list[str], said: str, capsys) -> None:

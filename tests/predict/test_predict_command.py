@@ -100,7 +100,7 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         (["--network", "absent.json", "--latency", "5us"], "absent.json"),
         (["--output", ""], "NAME of the files"),
         (["--ranks", "0"], "--dp 0: use 1 to 1,024"),
-        (["--bucket-mb", "0"], "use a size above 0"),
+        (["--bucket-mb", "0"], "--bucket-mb is 0.0: give a number above 0"),
         (["--bucket-mb", "4"], "no attribute lane, from which operators are told"),
         (["--shard", "zero"], "invalid choice: 'zero'"),
         (["--shard", "fsdp2"], "no attribute lane, from which operators are told"),

@@ -155,9 +155,7 @@ def test_a_bad_flag_is_answered_with_one_line(repo_root: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
-    assert lines == [
-        "bert/train.py: error: --batch-size must be at least 1, not 0 (see bert/train.py --help)"
-    ]
+    assert lines == ["bert/train.py: error: --batch-size is 0: give at least 1 (see bert/train.py --help)"]
     assert "torch" not in {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 

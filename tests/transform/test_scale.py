@@ -244,7 +244,7 @@ def test_files_and_their_bytes_are_said_before_they_are_written(
         (["--dp", "4", "--mesh", "many"], "--mesh 'many' can't be read"),
         (["--dp", "4", "--network", "10 parsecs"], "topology '10 parsecs'"),
         (["--dp", "1000000"], "--dp 1000000: use 1 to 131,072"),
-        (["--dp", "4", "--spread", "2"], "--spread must be from 0 to 1"),
+        (["--dp", "4", "--spread", "2"], "--spread is 2.0: give 0 to 1"),
     ],
 )
 def test_what_can_not_be_scaled_is_refused(

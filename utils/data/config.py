@@ -17,7 +17,6 @@ from chakra_et.cli import option
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 PROBE_SECONDS = 5.0
-MIN_LENGTH = 8
 
 _logger = logging.getLogger(__name__)
 
@@ -32,19 +31,15 @@ class DataConfig:
 
     dataset: str = option("squad (hub cache or hub), sample (in data/) or a SQuAD JSON file", "squad")
     tokenizer: str | None = option("tokenizer.json or its folder (default: the first one found)", None)
-    max_seq_length: int | None = option("longest sample, tokens (default: the model's; on CPUs 128)", None)
+    max_seq_length: int | None = option(
+        "longest sample, tokens (default: the model's; on CPUs 128)", None, least=8
+    )
     padding: Literal["longest", "max"] = option(
         "pad to a batch's longest sample, or all to --max-seq-length: every step has the same shapes",
         "longest",
     )
     require_dataset: bool = option("fail without --dataset squad, instead of using the sample", False)
-    num_workers: int = option("data-loading processes per rank (0: load in the training process)", 2)
-
-    def __post_init__(self) -> None:
-        if self.max_seq_length is not None and self.max_seq_length < MIN_LENGTH:
-            raise DataError(f"--max-seq-length {self.max_seq_length}: must be at least {MIN_LENGTH}")
-        if self.num_workers < 0:
-            raise DataError(f"--num-workers {self.num_workers}: must not be negative")
+    num_workers: int = option("data-loading processes per rank (0: load in the training process)", 2, least=0)
 
 
 def log_once(level: int, message: str) -> None:

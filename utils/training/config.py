@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,6 @@ from chakra_et.cli import option
 from chakra_et.files import write_json
 from utils.data.config import DataConfig
 from utils.data.tokenizers import MAX_LENGTH, Family
-
-AT_LEAST_1 = ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps", "num_gpus")
-AT_LEAST_0 = ("warmup_steps", "max_steps", "eval_steps", "save_steps", "weight_decay", "max_grad_norm")
 
 
 def parse_config(config_class: type[TrainConfig], description: str | None) -> TrainConfig:
@@ -40,45 +36,40 @@ class TrainConfig(TraceConfig, DataConfig):
     model_name: str = option("model size", "")
     dropout: float | None = option("dropout rate of all layers (default: the model's own)", None)
 
-    batch_size: int = option("samples per forward pass on each GPU (or CPU process)", 4)
-    gradient_accumulation_steps: int = option("forward passes per optimizer step", 1)
-    learning_rate: float = option("peak learning rate of AdamW", 1e-4)
-    weight_decay: float = option("weight decay of AdamW; none on biases and norms", 0.01)
-    warmup_steps: int = option("steps of linear warm-up; the rate then decays linearly to 0", 100)
-    max_grad_norm: float = option("clip the gradient to this norm (0: no clipping)", 1.0)
-    num_epochs: int = option("passes over the training data", 3)
-    max_steps: int | None = option("optimizer steps, in place of --num-epochs (0: use --num-epochs)", None)
-    num_gpus: int | None = option("fail unless this many processes were launched (default: any number)", None)
-    seed: int = option("seed of initial weights, data order, masks and dropout", 42)
+    batch_size: int = option("samples per forward pass on each GPU (or CPU process)", 4, least=1)
+    gradient_accumulation_steps: int = option("forward passes per optimizer step", 1, least=1)
+    learning_rate: float = option("peak learning rate of AdamW", 1e-4, above=0)
+    weight_decay: float = option("weight decay of AdamW; none on biases and norms", 0.01, least=0)
+    warmup_steps: int = option("steps of linear warm-up; the rate then decays linearly to 0", 100, least=0)
+    max_grad_norm: float = option("clip the gradient to this norm (0: no clipping)", 1.0, least=0)
+    num_epochs: int = option("passes over the training data", 3, least=1)
+    max_steps: int | None = option(
+        "optimizer steps, in place of --num-epochs (0: use --num-epochs)", None, least=0
+    )
+    num_gpus: int | None = option(
+        "fail unless this many processes were launched (default: any number)", None, least=1
+    )
+    seed: int = option("seed of initial weights, data order, masks and dropout", 42, least=0, most=2**64 - 1)
     bf16: bool = option("compute in bfloat16 where that is safe (autocast)", False)
     gradient_checkpointing: bool = option("compute activations again instead of keeping them", False)
     compile: bool = option("compile the model with torch.compile", False)
 
-    logging_steps: int = option("log every N steps", 10)
-    eval_steps: int = option("evaluate every N steps and at the end (0: at the end only)", 1000)
+    logging_steps: int = option("log every N steps", 10, least=1)
+    eval_steps: int = option("evaluate every N steps and at the end (0: at the end only)", 1000, least=0)
     skip_eval: bool = option("never evaluate; best_model is then the final model", False)
-    save_steps: int = option("save a checkpoint every N steps and at the end (0: best_model only)", 1000)
+    save_steps: int = option(
+        "save a checkpoint every N steps and at the end (0: best_model only)", 1000, least=0
+    )
     save_dir: str = option("folder of the checkpoints", "checkpoints")
     resume_from_checkpoint: str | None = option("checkpoint folder, or 'latest' in --save-dir", None)
     report_to: Literal["tensorboard", "wandb", "none"] = option("where metrics go besides the log", "none")
     convert: bool = option("with --enable-tracing: convert the traces to .et files at the end", True)
-    dist_timeout: float = option("end the run if a rank hangs for this many seconds", 600.0)
+    dist_timeout: float = option("end the run if a rank hangs for this many seconds", 600.0, above=0)
 
     def __post_init__(self) -> None:
         TraceConfig.__post_init__(self)
-        DataConfig.__post_init__(self)
         if self.model_name not in self.presets:
             raise ValueError(f"--model-name {self.model_name}: choose from {', '.join(self.presets)}")
-        for least, names in ((1, AT_LEAST_1), (0, AT_LEAST_0)):
-            for name in names:
-                value = getattr(self, name)
-                if value is not None and not least <= value < math.inf:
-                    raise ValueError(f"{_dashed(name)} must be at least {least}, not {value}")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"--seed must be from 0 to 2^64 - 1, not {self.seed}")
-        for name in ("learning_rate", "dist_timeout"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{_dashed(name)} must be above 0, not {getattr(self, name)}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout must be at least 0 and below 1, not {self.dropout}")
         context = MAX_LENGTH[self.family]
