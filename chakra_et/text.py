@@ -86,13 +86,13 @@ def _is_figure(cell: str) -> bool:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, doing: str) -> Iterator[Callable[[], None]]:
-    """A progress bar over ``total`` ranks: a function to call after each. None if stderr is no terminal."""
+def progress_bar(total: int, doing: str, unit: str = "rank") -> Iterator[Callable[[], None]]:
+    """A progress bar over ``total`` units: a function to call after each. None if stderr is no terminal."""
     if not sys.stderr.isatty() or total < 2:
         yield lambda: None
         return
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # no monitor thread: workers are forked from this process
-    with tqdm(total=total, unit="rank", desc=doing) as bar:
+    with tqdm(total=total, unit=unit, desc=doing) as bar:
         yield lambda: bar.update() and None

@@ -3,6 +3,7 @@
     chakra-et predict traces/gpt2 --scale 'aten::mm|gemm'=0.5
     chakra-et predict traces/gpt2 --bandwidth 100Gbit/s --latency 5us
     chakra-et predict traces/gpt2 --rank 3 --output predicted/gpt2
+    chakra-et predict traces/gpt2 --sweep dp=8,16,32 bandwidth=100Gbit/s,400Gbit/s --cluster slurm
 
 Exit status: 0; 2 for arguments or files that can't be used.
 """
@@ -29,6 +30,7 @@ from chakra_et.predict.predict import (
     predicted_traces,
     write_traces,
 )
+from chakra_et.ranks.cluster import cluster
 from chakra_et.simulate.run import Run, load_run, together
 from chakra_et.text import plural
 from chakra_et.transform.changes import Change, Rebuild
@@ -84,13 +86,19 @@ class PredictConfig(SizeFlags):
     starts: Literal["recorded", "together"] = option(
         "together: all ranks start at the same time, without the skew of their recordings", "recorded"
     )
+    sweep: tuple[str, ...] = option(
+        "predict each combination of these values: dp=8,16 bandwidth=100Gbit/s,400Gbit/s",
+        (),
+        metavar="FLAG=VALUES",
+    )
+    cluster: str = cluster("predictions of a sweep")
     output: str | None = option("write the predicted run as OUTPUT.RANK.et", None, short="-o")
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
     json: bool = option("print JSON", False)
 
     def __post_init__(self) -> None:
-        for flag in () if self.name else ("scale", "resize"):
+        for flag in () if self.name else ("scale", "resize", "sweep"):
             # A flag with several values also takes the NAME behind them.
             *values, last = getattr(self, flag) or ("=",)
             if "=" not in last:
@@ -116,9 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(PredictConfig, argv, description="Predict step times under changed conditions.")
     if config.output:
         refuse_existing(run_at(config.output))
-    run = load_run(config.name, config.allow_missing_ranks, config.skeletons)
-    run = together(run) if config.starts == "together" else run
-    prediction = predict(run, changes(config, run))
+    if config.sweep:
+        from chakra_et.predict import sweep
+
+        rows = sweep.sweep(config)
+        print(json.dumps(rows, indent=2) if config.json else "\n".join(sweep.lines(rows)))
+        return 2 if all("error" in row for row in rows) else 0
+    if config.cluster:
+        raise TraceError("--cluster is for --sweep: one prediction is one process")
+    prediction = predicted(config)
     written: list[Path] = []
     if config.output:
         traces, run = predicted_traces(prediction), prediction.changed
@@ -130,6 +144,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in written:
         print(f"wrote {path}")
     return 0
+
+
+def predicted(config: PredictConfig) -> Prediction:
+    """The prediction that a command line asks for. Raises ``TraceError``."""
+    run = load_run(config.name, config.allow_missing_ranks, config.skeletons)
+    run = together(run) if config.starts == "together" else run
+    return predict(run, changes(config, run))
 
 
 def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:

@@ -30,9 +30,9 @@ QUEUES = "slurm", "pbs", "lsf", "sge"
 _servers: dict[int, Any] = {}
 
 
-def cluster() -> Any:
-    """The field of commands to which ranks are tasks."""
-    text = "ranks are tasks on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler"
+def cluster(tasks: str = "ranks") -> Any:
+    """The field of commands that give a cluster ``tasks``."""
+    text = f"{tasks} are tasks on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler"
     return option(text, "", metavar="WHERE")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,3 +128,36 @@ def test_ranks_of_different_runs_are_refused(two: str, capsys: pytest.CaptureFix
     et_file.write(f"{two}.1.et", trace)
     assert main(["predict", two, "--scale", "aten::mm=2"]) == 2
     assert "the ranks disagree" in capsys.readouterr().err
+
+
+def test_a_sweep_predicts_each_combination_as_alone(two: str, capsys: pytest.CaptureFixture) -> None:
+    def answer(*words: str) -> Any:
+        assert main(["predict", two, *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    rows = answer("--scale", "aten::mm=0.5", "--sweep", "dp=2,4", "latency=1us,1ms")
+    given = [(dp, latency) for dp in ("2", "4") for latency in ("1us", "1ms")]
+    assert [tuple(row.pop("with").values()) for row in rows] == given
+    for row, (dp, latency) in zip(rows, given, strict=True):
+        assert row == answer("--scale", "aten::mm=0.5", "--dp", dp, "--latency", latency)
+    assert len({row["step_us"]["after"] for row in rows}) == 4
+
+
+def test_a_sweep_on_a_cluster_and_what_it_refuses(two: str, capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("distributed", reason="from a clone, pip install '.[cluster]'")
+    words = ["predict", "--sweep", "gpu=A100:H100", "overlap", two]
+    assert main(words) == 2
+    assert "--sweep overlap" in capsys.readouterr().err
+    words = ["predict", two, "--sweep", "batch=2x,2", "dp=4"]
+    said = []
+    for place in ([], ["--cluster", "local"]):
+        assert main([*words, *place]) == 2  # each is refused: the run has no blocks of a known size
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and said[0].count("refused") == 2 and said[0].count("error: run.0: ") == 1
+    assert main(["predict", two, "--sweep", "dp=2,4", "--cluster", "local"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 3
+    assert main(["predict", two, "--cluster", "local"]) == 2
+    assert main(["predict", two, "--sweep", "dp=2", "--output", "there"]) == 2
+    assert (
+        main(["predict", two, "--sweep", "dp=" + ",".join(map(str, range(1, 102))), "tp=" + "1," * 100]) == 2
+    )

@@ -1,0 +1,97 @@
+"""``chakra-et predict NAME --sweep dp=8,16 bandwidth=100Gbit/s,400Gbit/s``: one prediction per combination.
+
+Each is a job of its own, on this host or on the workers of a cluster; one that is refused is a row of the
+table and not the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from chakra_et import text
+from chakra_et.cli import parse
+from chakra_et.convert.jobs import default_workers
+from chakra_et.errors import TraceError
+from chakra_et.predict.command import PredictConfig, as_json, predicted
+from chakra_et.predict.predict import describe
+from chakra_et.ranks.cluster import jobs_on
+
+MOST = 10_000
+"""Combinations."""
+_OF_THE_RUN = ("name", "allow_missing_ranks", "skeletons", "json", "cluster", "sweep", "output")
+
+
+def sweep(config: PredictConfig) -> list[dict[str, Any]]:
+    """A row per combination of the values of ``--sweep``, in their order: ``with``, flag → value, and the
+    prediction as ``as_json`` has it or, where it is refused, ``error``. Raises ``TraceError`` for a flag that
+    can't be swept."""
+    jobs = list(_combinations(config))
+    rows = [{"with": given} for given, _ in jobs]
+    workers = default_workers()
+    with (
+        jobs_on(config.cluster, workers) as run,
+        text.progress_bar(len(jobs), "predicting", "run") as progress,
+    ):
+        for number, outcome in run(_predict, [each for _, each in jobs], workers):
+            rows[number] |= {"error": str(outcome)} if isinstance(outcome, TraceError) else outcome
+            progress()
+    return rows
+
+
+def lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows as text. What was refused and the notes of all predictions, each once, follow the table."""
+    table = [(*rows[0]["with"], "before ms", "predicted ms", "±", "change", "bound after")]
+    for row in rows:
+        if "error" in row:
+            figures = ["-"] * 4 + ["refused"]
+        else:
+            before, after = row["step_us"]["before"], row["step_us"]["after"]
+            slowest = max(row["ranks"], key=lambda rank: rank["after_us"])
+            doubt = slowest["uncertainty_us"]
+            figures = [
+                f"{before / 1e3:,.3f}",
+                f"{after / 1e3:,.3f}",
+                "–" if doubt is None else f"{doubt / 1e3:,.3f}",
+                f"{100 * (after / before - 1):+.1f}%" if before else "-",
+                describe(slowest["bound_after"]),
+            ]
+        table.append((*row["with"].values(), *figures))
+    said = Counter(f"error: {row['error']}" for row in rows if "error" in row)
+    said.update(f"note: {note}" for row in rows for note in row.get("notes", ()))
+    about = [
+        each + (f" ({count} of {len(rows)})" if count < len(rows) else "") for each, count in said.items()
+    ]
+    return [*text.table(table, right=range(len(table[0]) - 1)), *about]
+
+
+def _combinations(config: PredictConfig) -> Iterator[tuple[dict[str, str], PredictConfig]]:
+    """Each combination as text, and the command's arguments with it."""
+    if config.output:
+        raise TraceError("--sweep writes no runs: leave --output out")
+    swept: dict[str, list[str]] = {}
+    for word in config.sweep:
+        flag, _, values = word.partition("=")
+        swept[flag.lstrip("-")] = [value.strip() for value in values.split(",") if value.strip()]
+    refused = [flag for flag in swept if flag.replace("-", "_") in _OF_THE_RUN or not swept[flag]]
+    if refused:
+        raise TraceError(f"--sweep {refused[0]}: give a flag that changes the run, and its values: dp=8,16")
+    combinations = list(itertools.product(*swept.values()))
+    if len(combinations) > MOST:
+        raise TraceError(f"--sweep: {len(combinations):,} combinations are more than {MOST:,}")
+    plain = parse(PredictConfig, [config.name])
+    for values in combinations:
+        given = dict(zip(swept, values, strict=True))
+        own = parse(PredictConfig, [config.name, *(f"--{flag}={value}" for flag, value in given.items())])
+        changed = {name: value for name, value in vars(own).items() if value != vars(plain)[name]}
+        try:
+            yield given, dataclasses.replace(config, sweep=(), **changed)
+        except ValueError as error:
+            raise TraceError(f"--sweep: {error}") from None
+
+
+def _predict(config: PredictConfig) -> dict[str, Any]:
+    return as_json(predicted(config), [])
