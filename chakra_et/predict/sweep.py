@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +31,7 @@ def sweep(config: PredictConfig) -> list[dict[str, Any]]:
     prediction as ``as_json`` has it or, where it is refused, ``error``. Raises ``TraceError`` for a flag that
     can't be swept."""
     jobs = list(_combinations(config))
-    rows = [{"with": given} for given, _ in jobs]
+    rows: list[dict[str, Any]] = [{"with": given} for given, _ in jobs]
     workers = default_workers()
     with (
         jobs_on(config.cluster, workers) as run,
@@ -79,12 +80,11 @@ def _combinations(config: PredictConfig) -> Iterator[tuple[dict[str, str], Predi
     refused = [flag for flag in swept if flag.replace("-", "_") in _OF_THE_RUN or not swept[flag]]
     if refused:
         raise TraceError(f"--sweep {refused[0]}: give a flag that changes the run, and its values: dp=8,16")
-    combinations = list(itertools.product(*swept.values()))
-    if len(combinations) > MOST:
-        raise TraceError(f"--sweep: {len(combinations):,} combinations are more than {MOST:,}")
+    if (count := math.prod(map(len, swept.values()))) > MOST:
+        raise TraceError(f"--sweep: {count:,} combinations are more than {MOST:,}")
     plain = parse(PredictConfig, [config.name])
-    for values in combinations:
-        given = dict(zip(swept, values, strict=True))
+    for combination in itertools.product(*swept.values()):
+        given = dict(zip(swept, combination, strict=True))
         own = parse(PredictConfig, [config.name, *(f"--{flag}={value}" for flag, value in given.items())])
         changed = {name: value for name, value in vars(own).items() if value != vars(plain)[name]}
         try:
