@@ -294,7 +294,7 @@ def _add_memory(rank: LinkedRank, graph: Graph, add: Add) -> None:
     device, memory = rank.device, rank.device.memory
     if not len(memory):
         return
-    placed = np.flatnonzero((device.thread >= 0) & (rank.timeline.lane >= 0))
+    placed = np.flatnonzero(device.thread >= 0)
     pairs, _ = coded_pairs(device.thread[placed], rank.timeline.lane[placed])
     used = set(np.unique(graph.lane).tolist())
     lane_of = {thread: number for thread, number in pairs if number in used}

@@ -218,6 +218,24 @@ def test_communication_kernel_of_unknown_kind_is_a_warning(tmp_path: Path) -> No
     }  # fmt: skip
 
 
+def test_the_rows_of_an_uneven_all_to_all_on_a_gpu(tmp_path: Path) -> None:
+    """On the kernel, and as the operator's arguments, the output first; other collectives have none."""
+    splits = {"In split size": "[3, 1]", "Out split size": "[2, 4]"}
+    for name, fields, values in (
+        ("alltoallv", splits, []), ("", {}, [tensor(1, 6), tensor(2, 4), [2, 4], [3, 1]]),
+        ("allreduce", splits, []),
+    ):  # fmt: skip
+        events = [
+            op("c10d::alltoall_base_", 0, 9, 4), call("cudaLaunchKernel", 1, 1, 8),
+            kernel("ncclDevKernel_SendRecv()", 20, 9, 8, **{"Collective name": name} | fields),
+        ]  # fmt: skip
+        types = ["Tensor(float)", "Tensor(float)", "GenericList[Int,Int]", "GenericList[Int,Int]"]
+        stages = Stages(tmp_path, events, [node("c10d::alltoall_base_", 4, values, types[: len(values)])])
+        (item,) = stages.communication.items
+        known = ("[3,1]", "[2,4]") if name != "allreduce" else ("", "")
+        assert (item.in_split, item.out_split) == known
+
+
 def test_peers_of_nccl_from_the_annotation(tmp_path: Path) -> None:
     """ProcessGroupNCCL writes ``nccl:send 1->3`` and ``nccl:recv 1<-2``: itself first, ranks in the group."""
     groups = {"rank": 5, "world_size": 8, "pg_config": [{"pg_name": "0", "ranks": [4, 5, 6, 7]}]}

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from chakra_et.convert.pair import PairOptions
+from chakra_et.convert.pair import PairOptions, convert_pair
 from chakra_et.convert.rank import RankResult
 from chakra_et.convert.runs import RunOptions, SetResult, convert_sets
 from chakra_et.et import file as et_file
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.traces import sets as trace_sets
+from chakra_et.traces.sets import Pair
 from tests.chakra_et.test_atomic import capture
 from tests.generator.hand_made import annotation, call, kernel, op, write_kineto
 from tests.simulate.replay_traces import cpu, make_trace
@@ -81,6 +82,15 @@ def test_events_that_are_in_the_trace_twice_count_once(tmp_path: Path) -> None:
     assert twice.report.conserved()
     assert twice.report.warnings["duplicate-events"] == twice.report.losses["duplicate-event"]
     assert "duplicate-events" not in once.report.warnings
+
+
+@pytest.mark.parametrize(("lost", "warned"), [(2, 0), (3, 0), (4, 0), (5, 5)])
+def test_a_few_launches_without_their_kernels_are_tolerated(lost: int, warned: int, tmp_path: Path) -> None:
+    """2%, as launches at the end of a recording lose theirs."""
+    events = [call("cudaLaunchKernel", 10 * at, 3, at + 1) for at in range(200)]
+    events += [kernel("k", 10 * at + 5, 4, at + 1) for at in range(200 - lost)]
+    converted = convert_pair(Pair(-1, None, write_kineto(tmp_path / "one.json", events)))
+    assert converted.report.warnings.get("launch-without-work", 0) == warned
 
 
 def test_equal_events_that_follow_each_other_are_two(tmp_path: Path) -> None:

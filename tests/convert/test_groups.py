@@ -102,6 +102,17 @@ def test_a_guessed_group_is_a_warning_with_a_count(tmp_path: Path) -> None:
     assert converted.report.warnings["group-default"] == 2
 
 
+@pytest.mark.parametrize("ranks", [None, "[0, 1, ...", [0, -1], [0, "1"], [1, 1]])
+def test_ranks_of_a_group_that_can_not_be_read_are_unknown(ranks: Any, tmp_path: Path) -> None:
+    """Records that are no records of a group stand beside them."""
+    config = [PAIRS[0], {"pg_name": "1", "pg_desc": "undefined", "ranks": ranks}, "damaged", {"ranks": [0]}]
+    header = {"distributedInfo": {"rank": 0, "world_size": 4, "pg_config": config}}
+    converted = convert_pair(Pair(-1, None, write_device(tmp_path, all_reduces((20,)), **header)))
+    # One of the two, then: the default group.
+    assert groups_of(converted) == ["0"] and converted.report.warnings["group-default"] == 1
+    assert {number: members for number, (_, _, members) in converted.groups.items()} == {1: (0, 1, 2, 3)}
+
+
 @pytest.mark.parametrize("rank, size", [(0, 4 * 64), (1, 64)])
 def test_the_size_of_a_scatter_comes_from_the_other_side(rank: int, size: int, tmp_path: Path) -> None:
     """The root has an input tensor per rank; the others only have an output."""

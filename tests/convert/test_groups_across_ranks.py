@@ -86,6 +86,26 @@ def test_pairs_of_four_ranks_have_their_members(tmp_path: Path) -> None:
     assert main(["validate", str(tmp_path / "run")]) == 0
 
 
+def test_a_communicator_of_one_rank_alone_keeps_the_ranks_that_were_assumed(tmp_path: Path) -> None:
+    """With the traces of all ranks there, nothing tells who its other members are."""
+    for rank, (elements, stream) in enumerate(((64, 24), (512, 28))):
+        alone = 1400.0 + 500 * rank
+        rank_with([(1000, 1300, 4096, 20), (alone, alone + 100, elements, stream)], rank, 2, tmp_path)
+    main(["convert", str(tmp_path)])
+    groups = json.loads((tmp_path / "run_comm_groups.json").read_text())
+    assert len(groups) > 2 and set(map(tuple, groups.values())) == {(0, 1)}
+
+
+@pytest.mark.parametrize(("guessing", "named"), [(3, "run, all ranks"), (2, "run, ranks 0-1")])
+def test_a_warning_names_the_ranks_that_it_is_of(
+    guessing: int, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(3):
+        rank_with([(1000, 1300, 4096, 20)] if rank < guessing else [], rank, 3, tmp_path)
+    main(["convert", str(tmp_path)])
+    assert f"{named}: communication without a recorded group" in capsys.readouterr().err
+
+
 def test_equal_guesses_stay_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(2):
         rank_with([(1000, 1300, 4096, 20), (1400, 1500, 64, 24)], rank, 2, tmp_path)

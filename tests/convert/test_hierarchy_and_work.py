@@ -169,6 +169,23 @@ def test_selections_count_what_they_take_not_the_table() -> None:
     assert counted("aten::gather", [table, [], [10, 3], []], ["", "0", "", "False"]) == (30, 2 * 30 * 4)
 
 
+def test_the_dimension_of_a_selection_is_in_its_values(tmp_path: Path) -> None:
+    events = []
+    for at, dimension in enumerate((0, 1)):
+        shapes = {
+            "Input Dims": [[50, 6], [], [10]], "Input type": ["float", "Scalar", "long int"],
+            "Concrete Inputs": ["", str(dimension), ""],
+        }  # fmt: skip
+        events += [
+            op("aten::index_select", 100 * at, 50, **shapes),
+            call("cudaLaunchKernel", 100 * at + 10, 5, at + 1),
+            kernel("select", 100 * at + 20, 10, at + 1),
+        ]  # fmt: skip
+    trace = convert(tmp_path, events).trace
+    at = [row for row in range(len(trace)) if trace.names[row] == "select"]
+    assert trace.column("num_ops")[at].tolist() == [10 * 6, 50 * 10]
+
+
 def test_work_beyond_the_limits_of_any_device_is_left_out(tmp_path: Path) -> None:
     """An operator that takes a few rows of a huge table does not read all of it."""
     shapes = {

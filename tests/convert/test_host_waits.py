@@ -212,6 +212,26 @@ def test_a_host_that_spins_until_a_kernel_has_ended(tmp_path: Path) -> None:
     assert lengths(stages)["ProfilerStep#1"] < 4 * 150
 
 
+def test_gaps_between_operators_do_not_hide_those_that_wait(tmp_path: Path) -> None:
+    """Two gaps of 10 µs after each launch, before the long one: none of them needs a cause."""
+    between = [op("prepare", 2000.0 * at + begin, 5, 200 + at) for at in range(4) for begin in (35, 50)]
+    stages = Stages(tmp_path, [*spinning(4, 2), *between])
+    assert stages.causes.findings["host-spun"] == 4 and lengths(stages)["ProfilerStep#1"] < 4 * 150
+
+
+def test_a_thread_whose_own_work_has_ended_does_not_wait_for_anothers(tmp_path: Path) -> None:
+    """The thread's only kernel starts with its call, so that it is the first event of all."""
+    events = [call("cudaLaunchKernel", 0, 3, 100), kernel("first", 0, 20, 100)]
+    for at in range(4):
+        end = 2000.0 * at + 1935
+        events += [
+            call("cudaLaunchKernel", 5 + 10 * at, 5, at + 1, tid=20),
+            kernel("of the other thread", end - 1900, 1900, at + 1, stream=20 + at),
+            op("next", end + 2, 10, 100 + at),
+        ]
+    assert "host-spun" not in Stages(tmp_path, events).causes.findings
+
+
 def test_a_host_that_is_told_before_the_kernel_ends(tmp_path: Path) -> None:
     """The kernel writes what the host polls, and ends 3 µs later: what ran before it is waited for."""
     events = spinning(4, -1903)

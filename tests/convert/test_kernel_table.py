@@ -33,6 +33,18 @@ def convert(folder: Path, name: str, table: Path | None = None) -> Converted:
     return convert_pair(pair, PairOptions(comm_kernels=str(table or "")))
 
 
+def test_an_unknown_kernel_with_a_group_communicates_as_its_name_says(tmp_path: Path) -> None:
+    """A library that isn't in the table, whose kernels have NCCL's metadata without the operation."""
+    name, metadata = (
+        "acme::ring_allgather(x)",
+        {"Process Group Name": "0", "In msg nelems": 8, "dtype": "Float"},
+    )
+    made = [call("cudaLaunchKernel", 10, 5, 1), kernel(name, 40, 20, 1, stream=20, **metadata)]
+    trace = convert_pair(Pair(-1, None, write_kineto(tmp_path / "one.json", made, 0, 2))).trace
+    at = np.flatnonzero(trace.types == NodeType.COMM_COLL)
+    assert trace.column("comm_type")[at].tolist() == [KINDS.ALL_GATHER]
+
+
 @pytest.mark.parametrize(
     "name, kind",
     [

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import find_run
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.traces import discovery
@@ -55,6 +56,15 @@ def convert(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tu
     status = main(["convert", str(folder), *flags])
     written = sorted(path.name for path in folder.glob("*.[0-9].et"))
     return status, capsys.readouterr().err, written
+
+
+@pytest.mark.parametrize(("count", "named"), [(5, "a, b, c, d, e)"), (6, "a, b, c, d, e, …)")])
+def test_of_many_runs_five_are_named(count: int, named: str, tmp_path: Path) -> None:
+    for name in "abcdef"[:count]:
+        write_kineto(tmp_path / f"{name}.json", [op("aten::mm", 0, 5)])
+    with pytest.raises(TraceError) as caught:
+        find_run([str(tmp_path)])
+    assert f"files of {count} runs ({named}: give one" in str(caught.value)
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut at 100 bytes", "cut in its text", "unreadable", "no trace"])

@@ -109,10 +109,13 @@ def test_faster_collectives_are_predicted(tmp_path: Path) -> None:
 
 def test_kernel_that_starts_with_its_launch_has_no_stream_wait(tmp_path: Path) -> None:
     events = [
-        call("cudaLaunchKernel", 0, 3, 1), kernel("side", 5, 40, 1, stream=20),
+        call("cudaLaunchKernel", 0, 3, 1), kernel(NCCL, 5, 40, 1, stream=20),
         call("cudaLaunchKernel", 43, 3, 2), kernel("main", 50, 10, 2),
     ]  # fmt: skip
     assert edges(convert(tmp_path, events)) == set()
+    # Launched long before, the same kernel starts as the collective ends.
+    events[2] = call("cudaLaunchKernel", 4, 3, 2)
+    assert edges(convert(tmp_path, events)) == {(NCCL, "main")}
 
 
 Edges = set[tuple[int, int, int, int]]

@@ -47,6 +47,16 @@ def test_backward_on_another_thread_is_not_counted_twice(tmp_path: Path) -> None
     assert stages.causes.findings == {"backward-waited": 1} and stages.replayed()
 
 
+def test_a_backward_operator_follows_the_forward_operator_of_its_number(tmp_path: Path) -> None:
+    """Not the collective that was called within that, whose event has no lane of its thread."""
+    number = {"Sequence number": 7}
+    events = [
+        op("aten::mm", 0, 10, 3, **number), op("gloo:all_reduce", 20, 30, 4, tid=77, **number),
+        op("aten::add", 80, 40, 5), op("MmBackward0", 100, 10, 6, tid=20, **number, **{"Fwd thread id": 1}),
+    ]  # fmt: skip
+    assert ("aten::mm", "MmBackward0") in Stages(tmp_path, events).edges(EdgeKind.INTER_THREAD)
+
+
 def test_wait_for_backward_ends_with_a_task_of_the_main_thread(tmp_path: Path) -> None:
     task = op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 40, 10, 5)
     stages = Stages(tmp_path, [*backward_events(77), task])

@@ -68,6 +68,13 @@ def test_a_rank_without_device_work_computes_on_its_threads() -> None:
     assert (parts // us).tolist() == [[15, 0, 0, 0, 5, 5], [2, 0, 0, 0, 3, 5]]
 
 
+def test_nodes_of_no_length_at_one_moment_leave_the_step_idle() -> None:
+    trace, moment, none = make_trace(kernel(1, 0), kernel(2, 0)), np.array([5, 5]), np.zeros(2, np.int64)
+    found = activity(trace, moment, moment, none)
+    assert found.parts(np.array([0]), np.array([10])).tolist() == [[0, 0, 0, 0, 0, 10]]
+    assert found.hidden_ns(np.array([0]), np.array([10])).tolist() == [0]
+
+
 def test_a_microsecond_between_works_of_the_host_is_rounding() -> None:
     """Small models on MI300X were idle for 5% of a step, in gaps of 1 µs alone."""
     trace = make_trace(

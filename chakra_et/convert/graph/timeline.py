@@ -33,11 +33,10 @@ WATCHDOG = re.compile(r"pt_nccl_(watchdg|heartbt)|watchdog|heartbeat", re.IGNORE
 
 @dataclass
 class Lane:
-    """``tid``: system thread id of a CPU lane; ``device``, ``stream``: of a GPU lane."""
+    """``device``, ``stream``: of a GPU lane."""
 
     kind: Literal["cpu", "gpu", "communication"]
     label: str
-    tid: int = -1
     device: int = -1
     stream: int = -1
 
@@ -131,10 +130,9 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
         rows = of_thread[thread]
         lane[rows] = len(lanes)
         parts.append(_nest(rows, start, end, parent, begin, len(lanes), findings))
-        tid = device.threads[thread][1]
-        lanes.append(Lane("cpu", str(tid), tid=tid if isinstance(tid, int) else thread))
+        lanes.append(Lane("cpu", str(device.threads[thread][1])))
     if not lanes:
-        lanes.append(Lane("cpu", "host", tid=0))
+        lanes.append(Lane("cpu", "host"))
     # One lane per stream; work that overlaps on it (graphs, programmatic launch) gets further lanes.
     gpu = on_device(device)
     streams, index = coded_pairs(device.device[gpu], device.stream[gpu])
