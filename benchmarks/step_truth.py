@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-WAIT, ACTIVE = 8, 6
+# Untraced steps before the recording, and timed ones, by the size of the script: more of short ones.
+STEPS = (40, 20), (8, 6)
 PREFIX = "module: "
 
 
@@ -70,7 +71,7 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
     torch.set_num_threads(1)
     if RANKS[name] > 1:
         dist.init_process_group("gloo")
-    rank, steps = int(os.environ.get("RANK", 0)), WAIT + 1 + ACTIVE
+    rank, (wait, active) = int(os.environ.get("RANK", 0)), STEPS[size]
     seconds: list[tuple[float, float]] = []
     last = [time.perf_counter(), time.process_time()]
     spent = time_modules() if by_module else {}
@@ -79,7 +80,7 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
     if traced:
         from chakra_et import ChakraTracer
 
-        tracer = ChakraTracer(folder, "run", WAIT, 1, ACTIVE)
+        tracer = ChakraTracer(folder, "run", wait, 1, active)
         tracer.__enter__()
 
     def after() -> None:
@@ -92,10 +93,10 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
         spent.clear()
         last[:] = now
 
-    SCRIPTS[name](size, steps, after)
+    SCRIPTS[name](size, wait + 1 + active, after)
     if tracer is None:
-        Path(folder, f"plain{rank}.json").write_text(json.dumps(seconds[WAIT + 1 :]))
-        Path(folder, f"modules{rank}.json").write_text(json.dumps(modules[WAIT + 1 :]))
+        Path(folder, f"plain{rank}.json").write_text(json.dumps(seconds[wait + 1 :]))
+        Path(folder, f"modules{rank}.json").write_text(json.dumps(modules[wait + 1 :]))
     if RANKS[name] > 1:
         dist.destroy_process_group()
 
