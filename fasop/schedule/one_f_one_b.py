@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,8 +40,7 @@ class Task(NamedTuple):
         return self.peer >= 0
 
 
-@dataclass
-class Timeline:
+class Timeline(NamedTuple):
     """When each stage's last task ends, and its last backward, in seconds."""
 
     stage_end: list[Time]

@@ -19,11 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fasop.exact.stage_costs import StageCosts
 from fasop.inputs.clusters import Cluster
 from fasop.plans.shapes import INSIDE, Block, Seats, Shape
 from fasop.search.dynamic_program import INF, SLACK, DynamicProgram
-from fasop.search.node_counts import NodeCounts
 
 DRAWS = 64  # assignments near the best
 SPREAD, WIDER = 0.002, 0.03  # of the objective: noise of a random choice, and bounds above the best
@@ -55,15 +53,8 @@ def placed(
     return tuple(nodes[:used]), tuple(seats[: shape.pp])
 
 
-class Search:
+class Search(DynamicProgram):
     """The best assignment of one shape on one cluster."""
-
-    def __init__(self, costs: StageCosts, counts: NodeCounts, fit: bool = True) -> None:
-        """``fit`` False: as if every GPU had memory without end."""
-        self.costs = costs
-        self.program = DynamicProgram(costs, counts, fit)
-        self.blocks = counts.blocks
-        self.stages, self.m = costs.shape.pp, costs.micro_batches
 
     def best(self, limit: float = INF) -> Assignment | None:
         """The assignment with the smallest objective; None where none fits into memory, or none is below
@@ -76,7 +67,7 @@ class Search:
                 chosen = bound, first
         if chosen is None:
             return None
-        rows, partitions = self.program.draw(*chosen, 1, 0.0)
+        rows, partitions = self.draw(*chosen, 1, 0.0)
         return self._assignment(rows[0], partitions[0], limit)
 
     def near(self, best: Assignment) -> list[Assignment]:
@@ -86,9 +77,9 @@ class Search:
         Their maximum is at most a little above that of ``best``.
         """
         spread, bound = SPREAD * best.objective, self._maximum(best) + WIDER * best.objective
-        self.program.even = EVEN * best.objective / self.stages
-        draws = [self.program.draw(bound, first, DRAWS, spread) for first in self._first_groups()]
-        self.program.even = 0.0
+        self.even = EVEN * best.objective / self.stages
+        draws = [self.draw(bound, first, DRAWS, spread) for first in self._first_groups()]
+        self.even = 0.0
         pairs = (zip(rows, partitions, strict=True) for rows, partitions in draws)
         return [self._assignment(*one) for one in itertools.chain(*pairs)]
 
@@ -102,7 +93,7 @@ class Search:
         for _ in range(TIGHTER if limit < INF else 1):
             # With the sum under the largest bound, no bound from here on is below the limit.
             most = min(limit - least, LARGEST)
-            least = float(self.program.sums(np.array([most]), first)[0])
+            least = float(self.sums(np.array([most]), first)[0])
             if least == INF:
                 return best
         # The program takes what is within rounding above a bound, too.
@@ -121,9 +112,9 @@ class Search:
             b = min(b, int(np.searchsorted(bounds, best[0] - below)))
             if b - a < 2 or above == below or below + bounds[a + 1] >= best[0] / SLACK:
                 continue
-            spread = np.linspace(a, b, self.program.batch + 2).astype(int)[1:-1].clip(a + 1)
+            spread = np.linspace(a, b, self.batch + 2).astype(int)[1:-1].clip(a + 1)
             tried = np.array(sorted(set(spread.tolist())))
-            sums = self.program.sums(bounds[tried], first)
+            sums = self.sums(bounds[tried], first)
             at = int((sums + bounds[tried]).argmin())
             if sums[at] + bounds[tried[at]] < best[0]:
                 best = float(sums[at] + bounds[tried[at]]), float(bounds[tried[at]])
@@ -135,14 +126,14 @@ class Search:
         """First blocks, together where the embedding's all-reduce can't tell them apart."""
         groups: dict[float, list[int]] = {}
         for index, block in enumerate(self.blocks):
-            groups.setdefault(self.program.embedding(block.stages[0], block.stages[0]), []).append(index)
+            groups.setdefault(self.embedding(block.stages[0], block.stages[0]), []).append(index)
         return list(groups.values())
 
     def _bounds(self, limit: float) -> np.ndarray:
         """All values below ``limit`` that the maximum can have, ascending."""
         values = []
         keys = [(b, at) for b, block in enumerate(self.blocks) for at in range(len(block.stages))]
-        times = {seconds for key in keys for seconds, _ in self.program.onward(*key) if self.stages > 1}
+        times = {seconds for key in keys for seconds, _ in self.onward(*key) if self.stages > 1}
         # Of several stages with as many forwards ahead, one that has messages on both sides.
         ranges = [0, *range(max(self.stages - self.m, 1), self.stages)] if self.stages > 1 else [0]
         for stage in ranges:
@@ -150,7 +141,7 @@ class Search:
             after = times if stage + 1 < self.stages else {0.0}
             sums = (self.m - 1) * np.array(sorted({a + b for a in before for b in after}))
             for seats in {seats for block in self.blocks for seats in block.stages}:
-                load = self.program.load(seats, self.program.in_flight(stage))
+                load = self.load(seats, self.in_flight(stage))
                 load = np.unique(load[np.isfinite(load)])
                 here = (load[:, None] + sums[None]).ravel()
                 values.append(here[here < limit])
@@ -161,7 +152,7 @@ class Search:
         return bounds
 
     def _maximum(self, assignment: Assignment) -> float:
-        between = self.program.counts.between
+        between = self.counts.between
         crossed = self.costs.boundaries(assignment.placement)
         kinds = [INSIDE if kind == INSIDE else between for kind in crossed]
         pairs = zip(assignment.seats[:-1], assignment.seats[1:], kinds, strict=True)
@@ -169,7 +160,7 @@ class Search:
         end, loads = 0, []
         for i, (seats, size) in enumerate(zip(assignment.seats, assignment.partition, strict=True)):
             end += size
-            load = float(self.program.load(seats, self.program.in_flight(i))[size, end])
+            load = float(self.load(seats, self.in_flight(i))[size, end])
             loads.append(load + (self.m - 1) * (messages[i] + messages[i + 1]))
         return max(loads)
 
