@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,11 +26,17 @@ from fasop.output import frameworks
 from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule.events import chunk_layers
 from megatron_lm.errors import RunError
-from megatron_lm.settings import conf
+from megatron_lm.settings import Size, conf
+from megatron_lm.settings.values import SIZE_SETTINGS
 
 # MODEL of megatron_lm for models of these sizes (hidden, layers); its names for others of the same kind.
 MODELS = {(1600, 48): "xl", (1024, 24): "small", (64, 4): "tiny"}
 GPT, LLAMA = "xl", "llama3-8b"
+# The planner's name of each size that both know, and the setting that it is.
+SIZES = {
+    "hidden": "HIDDEN_SIZE", "layers": "NUM_LAYERS", "heads": "NUM_HEADS", "seq": "SEQ_LENGTH",
+    "vocab": "VOCAB_SIZE", "ffn": "FFN", "kv_heads": "KV_GROUPS", "gated": "SWIGLU", "tied": "TIED_EMBEDDING",
+}  # fmt: skip
 Format = Literal["megatron_lm", "megatron-bridge", "torchtitan", "deepspeed"]
 
 
@@ -70,10 +76,10 @@ def settings(plan: Plan) -> dict[str, str]:
         "PIPELINE_MP_SIZE": str(plan.pp),
         "PARTITION": "-".join(map(str, _layers(plan))),
         "VIRTUAL_STAGES": str(plan.virtual_stages),
-        "SEQUENCE_PARALLEL": _flag(options.sequence_parallel and tp > 1),
+        "SEQUENCE_PARALLEL": conf.text_of(options.sequence_parallel and tp > 1),
         "RECOMPUTE": plan.choices[0].recompute if plan.choices else options.recompute,
         "ATTENTION": options.attention,
-        "SHARDED_OPTIMIZER": _flag(options.zero == 1),
+        "SHARDED_OPTIMIZER": conf.text_of(options.zero == 1),
         # Of 16 bits, the user chooses which.
         **({"PRECISION": "fp32"} if options.precision == "fp32" else {}),
     }
@@ -83,6 +89,12 @@ def settings(plan: Plan) -> dict[str, str]:
     except RunError as error:
         raise PlanError(f"the plan can't be exported: megatron_lm refuses {error}") from None
     return found
+
+
+def model_of(size: Size, name: str, global_batch: int) -> Model:
+    """A model of megatron_lm as the planner sees it."""
+    sizes = {ours: getattr(size, SIZE_SETTINGS[setting]) for ours, setting in SIZES.items()}
+    return Model(name=name, global_batch=global_batch, **sizes)
 
 
 def lines(plan: Plan) -> str:
@@ -147,18 +159,9 @@ def _layers(plan: Plan) -> tuple[int, ...]:
 
 def _model(model: Model) -> dict[str, str]:
     """The model's sizes; what a plan doesn't depend on stays as MODEL has it."""
-    return {
-        "MODEL": LLAMA if model.gated else MODELS.get((model.hidden, model.layers), GPT),
-        "HIDDEN_SIZE": str(model.hidden),
-        "NUM_LAYERS": str(model.layers),
-        "NUM_HEADS": str(model.heads),
-        "SEQ_LENGTH": str(model.seq),
-        "VOCAB_SIZE": str(model.vocab),
-        "FFN": str(model.ffn_width),
-        "KV_GROUPS": str(model.kv_heads or model.heads),
-        "SWIGLU": _flag(model.gated),
-        "TIED_EMBEDDING": _flag(model.tied),
-    }
+    whole = replace(model, ffn=model.ffn_width, kv_heads=model.kv_heads or model.heads)
+    sizes = {setting: conf.text_of(getattr(whole, name)) for name, setting in SIZES.items()}
+    return {"MODEL": LLAMA if model.gated else MODELS.get((model.hidden, model.layers), GPT), **sizes}
 
 
 def _nodes(plan: Plan) -> dict[str, str]:
@@ -191,7 +194,3 @@ def _nodes(plan: Plan) -> dict[str, str]:
 def _gres(gpu: Gpu, count: int) -> str:
     """What sbatch --gres calls so many GPUs of a type."""
     return f"gpu:{gpu.gres or gpu.name.lower()}:{count}"
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"

@@ -116,11 +116,9 @@ def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
 def best_plan(config: CompareConfig, folder: Path, entry: dict[str, Any], message: float) -> Plan:
     """FASOP's plan for this machine, as one node on which a message takes ``message`` seconds; its input and
     the plan stay in ``folder``. Raises ``PlanError``."""
-    size, bandwidth = MODELS[MODEL], {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY}
-    model = {
-        "hidden": size.hidden, "seq": size.sequence, "layers": size.layers, "vocab": size.vocabulary,
-        "heads": size.heads, "ffn": size.ffn, "global_batch": config.global_batch,
-    }  # fmt: skip
+    found = plan_settings.model_of(MODELS[MODEL], MODEL, config.global_batch)
+    model = {name: getattr(found, name) for name in (*plan_settings.SIZES, "global_batch")}
+    bandwidth = {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY}
     cpu = {"nodes": 1, "memory_gib": 1024.0, "price_per_hour": 0.0, "intra_latency": message, **bandwidth}
     cluster = {"gpus_per_node": config.stages, "gpus": {GPU: cpu}}
     source = "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.sh."

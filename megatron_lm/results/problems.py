@@ -8,13 +8,16 @@ import contextlib
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from megatron_lm.diagnosis import failures
-from megatron_lm.diagnosis.failures import Failure
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.records import Iteration
-from megatron_lm.logs.runs import Node, Run, State
+from megatron_lm.logs.runs import Run
+
+if TYPE_CHECKING:
+    from megatron_lm.results.view import View
 
 TAIL_BYTES = 20_000
 IDLE_MB = 1024  # a GPU in use holds more than this: a CUDA context and weights
@@ -27,34 +30,31 @@ SIGMAS, GROWTH = 8, 0.2  # above the lowest median: as a multiple of the scatter
 PATIENCE, LEAST_PATIENCE = 10, 30.0  # median iterations, and seconds
 
 
-def found(
-    run: Run, states: Mapping[str, State], outputs: Mapping[Node, bytes], failure: Failure | None
-) -> Iterator[str]:
-    """The problems as ``WRONG: …`` or ``WARNING: …``; ``outputs``: of each node."""
-    iterations = records.all_iterations(outputs.values())
-    for job, known in states.items():
+def found(view: View) -> Iterator[str]:
+    """The problems as ``WRONG: …`` or ``WARNING: …``."""
+    run = view.run
+    for job, known in view.states.items():
         if known.word != runs.COMPLETED and known.word not in runs.ALIVE:
             yield f"WRONG: job {job} is not running: {known}"
-    if seen := [match for data in outputs.values() for match in NOT_FINITE.findall(data)]:
+    if seen := [match for data in view.outputs.values() for match in NOT_FINITE.findall(data)]:
         number, where = seen[-1]
         yield f"WRONG: {with_nodes(run, f'iteration {int(number)} is not finite: {where.decode()}')}"
-    if any(known.word == runs.RUNNING for known in states.values()):
-        interval = next((records.settings(data).get("LOG_INTERVAL", "1") for data in outputs.values()), "1")
-        if sentence := stall(run, iterations, int(interval)):
+    if any(known.word == runs.RUNNING for known in view.states.values()):
+        interval = next((settings.get("LOG_INTERVAL", "1") for settings in view.settings.values()), "1")
+        if sentence := stall(run, view.iterations, int(interval)):
             yield f"WRONG: {with_nodes(run, sentence)}"
         for node in run.nodes:
             last = last_gpus(node.read("gpu"))
             if last and not any((gpu.used or 0) > IDLE_MB for gpu in last):
                 yield f"WRONG: no process uses the GPUs of {node.name}"
-    if failure is not None:
-        yield f"WRONG: {failure}"
+    if view.failure is not None:
+        yield f"WRONG: {view.failure}"
     submitted = runs.submitted(run)
-    for node, data in outputs.items():
-        for name, value in records.settings(data).items():
+    for host, settings in view.settings.items():
+        for name, value in settings.items():
             if name not in UNCOMPARED and value != submitted.get(name, value):
-                theirs = submitted[name]
-                yield f"WRONG: {name} is {value!r} on {node.name}, the run was submitted with {theirs!r}"
-    if unsure := divergence(iterations):
+                yield f"WRONG: {name} is {value!r} on {host}, the run was submitted with {submitted[name]!r}"
+    if unsure := divergence(view.iterations):
         yield f"WARNING: {unsure}"
 
 

@@ -1,10 +1,6 @@
 """A run as its logs show it now, and its tables and charts; those of several runs stand beside each other.
 
-TFLOP/s counts the model's floating-point operations, forward and backward, without those that recomputation
-repeats: two per multiplication of a matrix product, three passes of equal size. For a GPT-2 with batch B,
-sequence s, L layers, hidden size h and vocabulary V that is 72·B·s·L·h²·(1 + s/(6h) + V/(12·L·h)) per
-iteration (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", eq. 3, which has 96 and V/16 because it counts the forward pass twice).
+TFLOP/s counts the model's floating-point operations as the planner does (``Model.flops_per_token``).
 """
 
 from __future__ import annotations
@@ -23,8 +19,9 @@ from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.records import Gpu, Iteration
 from megatron_lm.logs.runs import Node, Run
+from megatron_lm.plan_settings import model_of
 from megatron_lm.results import problems
-from megatron_lm.settings import PREFIX, Size
+from megatron_lm.settings import PREFIX
 from megatron_lm.settings.conf import read_settings
 from megatron_lm.settings.values import SIZE_SETTINGS
 
@@ -52,7 +49,7 @@ class View:
         self.settings = {node.name: records.settings(data) for node, data in self.outputs.items()}
         self.iterations = records.all_iterations(self.outputs.values())
         self.failure = failures.first_failure(run, self.states)
-        self.found = list(problems.found(run, self.states, self.outputs, self.failure))
+        self.found = list(problems.found(self))
 
     @cached_property
     def use(self) -> dict[Node, dict[int, list[Gpu]]]:
@@ -86,15 +83,6 @@ class View:
         return texts
 
 
-def operations(size: Size, batch: int) -> float:
-    """Floating-point operations per iteration of ``batch`` samples."""
-    hidden = size.hidden
-    # Multiplications of a forward pass, per token and layer; the output layer's are hidden · vocabulary.
-    attention = hidden * (2 * hidden + 2 * hidden * size.kv_groups // size.heads) + 2 * size.sequence * hidden
-    mlp = (3 if size.swiglu else 2) * hidden * size.ffn
-    return 6.0 * batch * size.sequence * (size.layers * (attention + mlp) + hidden * size.vocabulary)
-
-
 def figures(
     found: Sequence[Iteration], settings: Mapping[str, str], gpu_name: str = ""
 ) -> list[tuple[str, str]]:
@@ -110,7 +98,7 @@ def figures(
     with contextlib.suppress(RunError, KeyError, ValueError):  # of a run of another version
         named = ("MODEL", *(settings.keys() & SIZE_SETTINGS))
         size = read_settings({PREFIX + name: settings[name] for name in named}).size
-        total = operations(size, batch) / seconds
+        total = model_of(size, "", batch).flops_per_token * size.sequence * batch / seconds
         each = total / int(settings["WORLD_SIZE"])
         rows.append(("operations", f"{total / 1e12:.4g} TFLOP/s, {each / 1e12:.4g} per rank"))
         if known := gpu_table.by_driver(gpu_name):

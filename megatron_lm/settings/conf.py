@@ -56,9 +56,13 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 
 def derived(settings: Settings) -> dict[str, str]:
     """The settings that follow from others: NAME → value."""
-    sizes = {name: getattr(settings.size, part) for name, part in SIZE_SETTINGS.items()}
-    texts = {name: str(size).lower() if isinstance(size, bool) else str(size) for name, size in sizes.items()}
+    texts = {name: text_of(getattr(settings.size, part)) for name, part in SIZE_SETTINGS.items()}
     return {"WORLD_SIZE": str(settings.world_size), **texts}
+
+
+def text_of(value: object) -> str:
+    """A value as a setting has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def prefixed(environment: Mapping[str, str]) -> dict[str, str]:
