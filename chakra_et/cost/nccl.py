@@ -260,9 +260,8 @@ def between_nodes(
 
 def message_between(size: float, bandwidth: float, latency_ns: float) -> float:
     """ns of a message of ``size`` bytes between two nodes, by the best of NCCL's protocols. Not measured."""
-
-    def by(cost: Mapping[str, float]) -> float:
-        start = cost["base"] * 1000 + max(cost["network"] * 1000, latency_ns)
-        return start + size / (cost["share"] * bandwidth) * 1e9
-
-    return min(by(cost) for cost in networks.table()["tuning"]["algorithms"]["ring"].values())
+    costs = networks.table()["tuning"]["algorithms"]["ring"].values()
+    return min(
+        each["base"] * 1e3 + max(each["network"] * 1e3, latency_ns) + size / (each["share"] * bandwidth) * 1e9
+        for each in costs
+    )

@@ -123,16 +123,12 @@ def read_model(path: str | Path) -> NetworkModel:
     try:
         entry = read_json(path)
         measured = tuple(_sample(each) for each in entry.get("measured", ()))
-        numbers = [entry[name] for name in ("call_ns", "latency_ns", "error", "samples")]
-        rates = [
-            math.inf if entry[name] is None else entry[name] for name in ("bandwidth", "reduce_bandwidth")
-        ]
-        if not all(type(n) in (int, float) and n >= 0 for n in (*numbers, *rates)) or 0 in rates:
+        numbers = {name: entry[name] for name in ("call_ns", "latency_ns", "error", "samples")}
+        for name in ("bandwidth", "reduce_bandwidth"):
+            numbers[name] = math.inf if entry[name] is None else entry[name] or -1
+        if not all(type(n) in (int, float) and n >= 0 for n in numbers.values()):
             raise ValueError("a figure is no number above 0")
-        call_ns, latency_ns, spread, samples = numbers
-        source = str(entry["source"])
-        bandwidth, reduces = rates
-        return NetworkModel(call_ns, latency_ns, bandwidth, reduces, spread, samples, source, measured)
+        return NetworkModel(**numbers, source=str(entry["source"]), measured=measured)
     except OSError as error:
         reason = error.strerror or "can not be read"
         raise TraceError(f"{path}: {reason}: check the path, or write the file with {wrote}") from None

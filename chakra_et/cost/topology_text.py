@@ -130,10 +130,7 @@ def _take(read: _Read, part: str, text: str) -> None:
         count = int(counted[1])
         if count < 1:
             raise TraceError(f"topology {text!r}: {part!r} must be at least 1")
-        if counted[2].lower().startswith("node"):
-            read.nodes = count
-        else:
-            read.ranks = count
+        setattr(read, "nodes" if counted[2].lower().startswith("node") else "ranks", count)
         return
     kind = _KINDS.get(part.lower().replace(" ", "").replace("-", ""))
     if kind:

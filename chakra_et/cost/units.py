@@ -26,17 +26,13 @@ def parse_bandwidth(text: str) -> float:
     ``TraceError`` if the unit is missing or the figure is not above 0.
     """
     bits = _BITS.fullmatch(text.strip())
-    found = bits or _BYTES.fullmatch(text.strip())
-    if not found:
-        raise TraceError(_refusal("bandwidth", text, "400 Gbit/s or 50 GB/s"))
+    found = bits or _matched(_BYTES, "bandwidth", text, "400 Gbit/s or 50 GB/s")
     return _positive("bandwidth", text, float(found[1]) * _PREFIX[found[2]] / (8 if bits else 1))
 
 
 def parse_latency(text: str) -> float:
     """``5 us`` as ns. Raises ``TraceError`` if the unit is missing or the figure is below 0."""
-    found = _TIME.fullmatch(text.strip())
-    if not found:
-        raise TraceError(_refusal("latency", text, "5 us or 900 ns"))
+    found = _matched(_TIME, "latency", text, "5 us or 900 ns")
     value = float(found[1]) * _NANOSECONDS[found[2]]
     if not 0 <= value < math.inf:
         raise TraceError(f"latency {text.strip()!r} must be 0 or more")
@@ -45,9 +41,7 @@ def parse_latency(text: str) -> float:
 
 def parse_rate(text: str) -> float:
     """``989 TFLOP/s`` as operations per second. Raises ``TraceError``."""
-    found = _RATE.fullmatch(text.strip())
-    if not found:
-        raise TraceError(_refusal("arithmetic rate", text, "989 TFLOP/s"))
+    found = _matched(_RATE, "arithmetic rate", text, "989 TFLOP/s")
     return _positive("arithmetic rate", text, float(found[1]) * _PREFIX[found[2]])
 
 
@@ -57,6 +51,9 @@ def _positive(what: str, text: str, value: float) -> float:
     return value
 
 
-def _refusal(what: str, text: str, example: str) -> str:
+def _matched(form: re.Pattern[str], what: str, text: str, example: str) -> re.Match[str]:
+    found = form.fullmatch(text.strip())
+    if found:
+        return found
     why = "has no unit" if re.fullmatch(_NUMBER, text.strip()) else "is not valid"
-    return f"{what} {text.strip()!r} {why}: write it as in {example}"
+    raise TraceError(f"{what} {text.strip()!r} {why}: write it as in {example}")

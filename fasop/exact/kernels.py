@@ -21,9 +21,16 @@ from fasop.plans.options import Options
 # backward. gelu_new (transformers): power, tanh, three products and three sums. GPT-OSS's clamped SwiGLU
 # (Megatron-core, ``weighted_bias_quick_geglu_impl``): both halves clamped, joined, then one fused kernel.
 STEPWISE = {False: (18, 28), True: (11, 22)}
-# Of each kernel of softmax: Megatron's fused one, or where it can't be used (``FusedScaleMaskSoftmax``: the
-# heads of a rank's micro-batch are no multiple of 4) a cast to fp32, scale, mask, softmax and a cast back.
-SOFTMAX = {False: ((2,), (3,)), True: ((3, 4, 4, 4, 3), (3, 6, 4, 4, 3))}
+# Of each kernel of softmax and dropout. Megatron's softmax is fused, but for heads of a micro-batch that are
+# no multiple of 4 (``FusedScaleMaskSoftmax``): casts to fp32 and back, scale, mask, softmax. PyTorch's starts
+# backward by a product of gradient and output. OPT (transformers) drops no scores, but clamps them by
+# ``torch.max``, whose gradient compares twice, halves, chooses and fills.
+SOFTMAX = {
+    "fused": ((2, 2.5), (3, 2.5)),
+    "cast": ((3, 4, 4, 4, 3, 2.5), (3, 6, 4, 4, 3, 2.5)),
+    "eager": ((2, 2, 2, 2.25), (2.25, 3, 3, 2, 2)),
+    "clamped": ((2, 2, 2), (3, 3, 1.25, 1.25, 2, 3.25, 2.25)),
+}
 LORA_RANK = 16  # MLPerf's
 # Of the bias of GPT-OSS's second product, which is weighted by the router in fp32, expert by expert, and the
 # sum brought back to 16 bits (``TEGroupedMLP._apply_bias``).
@@ -113,12 +120,13 @@ def _attention(model: Model, tp: int, mbs: int, options: Options, whole: int) ->
         return Work((*projections, *moved), (*gradients, *back))
     whole_s = s * model.cp
     numbers = batch * s * whole_s
-    # Softmax with scale and mask (``SOFTMAX``), then dropout with its mask.
     products = Matmul(s, whole_s, size, batch), Matmul(s, size, whole_s, batch)
-    steps = SOFTMAX[batch % 4 > 0 and options.activation_bytes == 2]
-    softmax, softmax_back = ([Moved(each * numbers) for each in way] for way in steps)
-    core: tuple[Kernel, ...] = (products[0], *softmax, Moved(2.5 * numbers), products[1])
-    core_back: tuple[Kernel, ...] = (*products, *products, *softmax_back, Moved(2.5 * numbers))
+    kind = "cast" if batch % 4 and options.activation_bytes == 2 else "fused"
+    if options.engine == "eager":
+        kind = "clamped" if model.clamped else "eager"
+    softmax, softmax_back = ([Moved(each * numbers) for each in way] for way in SOFTMAX[kind])
+    core: tuple[Kernel, ...] = (products[0], *softmax, products[1])
+    core_back: tuple[Kernel, ...] = (*products, *products, *softmax_back)
     return Work((*projections, *moved, *core), (*gradients, *back, *core_back), core)
 
 

@@ -21,6 +21,7 @@ from chakra_et.cost import gpus
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import kernel_times
 from fasop.exact.kernels import Kernel, Matmul, Moved, tensor_sums, unit_work
+from fasop.exact.memory import parameters
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
 
@@ -189,6 +190,9 @@ def unit_parts(
     work = unit_work(model, kind, tp, mbs, options, ep)
     ways = [_parts(kernels, gpu, kind, options) for kernels in (work.forward, work.backward, work.scores)]
     found = {part: np.array([way[part] for way in ways]) for part in ways[0]}
+    if options.engine == "eager":  # gradients are added to those of the step before
+        added = 3 * parameters(model, tp, ep)[0][model.kinds.index(kind)] * options.activation_bytes
+        found["memory"][1] += added / gpu.memory
     if kind not in "TD":
         return found
     forward = {part: seconds[0] for part, seconds in found.items()}

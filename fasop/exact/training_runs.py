@@ -262,7 +262,8 @@ def _step(row: Mapping[str, str], _: object) -> Run:
         batch = int(row["batch"])
         tp, pp, dp = (count if ways.startswith(way) else 1 for way in ("tp", "pp", "dp"))
         stepwise = ways == "none" and row["model"].startswith("gpt")  # gelu_new of transformers
-        model = Model(row["model"], h, seq, layers, vocab, heads, batch, stepwise=stepwise)
+        clamped = row["model"].startswith("opt")
+        model = Model(row["model"], h, seq, layers, vocab, heads, batch, stepwise=stepwise, clamped=clamped)
         return layout_of(model, _gpu(row["device"]), count, batch // dp, (tp, pp, 1, 1))
 
     vendor = "AMD" if "AMD" in row["device"] else "NVIDIA"

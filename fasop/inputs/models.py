@@ -34,9 +34,9 @@ class Model:
     which each token uses ``top_k``, beside shared ones of width ``shared_ffn`` in all; kv_rank, q_rank, rope,
     v_width: of latent attention (DeepSeek-V2), its ranks, and the widths of a head that turn with positions
     and of its values; window: tokens that every second layer attends to (0: all); mtp: modules that predict
-    further tokens; stepwise: its activation is no fused kernel; cp: GPUs that share each sequence, of which
-    ``seq`` and ``global_batch`` then count the shares; parameters: exactly how many it has (0: by these
-    sizes); remark: what of it is computed otherwise.
+    further tokens; stepwise: its activation is no fused kernel; clamped: scores of unfused attention are, as
+    OPT's; cp: GPUs that share each sequence, of which ``seq`` and ``global_batch`` then count the shares;
+    parameters: exactly how many it has (0: by these sizes); remark: what of it is computed otherwise.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Model:
     window: kinds.CountOrZero = 0
     mtp: kinds.CountOrZero = 0
     stepwise: bool = False
+    clamped: bool = False
     cp: kinds.Count = 1
     parameters: Annotated[int, Meta(ge=0)] = 0
     remark: str = ""

@@ -11,10 +11,10 @@ from fasop.errors import PlanError
 from fasop.exact import recipes
 from fasop.exact.communication import COLLECTIVE_START, HOP, INTER_LOSS, Communication
 from fasop.exact.estimate import estimate
-from fasop.exact.kernels import Matmul
+from fasop.exact.kernels import Matmul, Moved, unit_work
 from fasop.exact.memory import MEMORY_MARGIN, parameters, stage_gib
 from fasop.exact.passes import Passes
-from fasop.exact.recipes import hardware
+from fasop.exact.recipes import hardware, unit_parts
 from fasop.exact.unit_times import Compute
 from fasop.hpdc24.search import published_costs
 from fasop.inputs.clusters import Cluster, Gpu, load_clusters
@@ -238,6 +238,32 @@ def test_softmax_has_more_kernels_where_heads_of_a_micro_batch_are_no_multiple_o
     fused, stepwise = (compute([], model).of(A100, 8, mbs) for mbs in (2, 1))
     assert stepwise.hosts[0][1] / fused.hosts[0][1] == pytest.approx(20 / 16)  # with two sums
     assert compute([], model, precision="fp32").of(A100, 8, 1).hosts[0][1] == fused.hosts[0][1]
+
+
+def test_the_gradient_of_scores_that_opt_clamps_has_kernels_of_its_own() -> None:
+    model, options = Model("opt", 2048, 2048, 24, 50272, 32, 1), Options(precision="fp32", engine="eager")
+    plain, clamped = (
+        [
+            sum(kernel.numbers for kernel in kernels if isinstance(kernel, Moved))
+            for kernels in unit_work(replace(model, clamped=each), "T", 1, 1, options)[:2]
+        ]
+        for each in (False, True)
+    )
+    scores, dropout = 32 * 2048**2, 2.25
+    assert clamped[0] - plain[0] == -dropout * scores
+    assert clamped[1] - plain[1] == (10 - dropout - 2 - 2) * scores  # of scale and mask, too
+
+
+def test_pytorch_adds_gradients_to_those_of_the_step_before() -> None:
+    model, gpu = Model("m", 1024, 512, 24, 30522, 16, 2), hardware("A100-80GB")
+    assert gpu
+    for kind, weights in (("T", 12 * 1024**2 + 13 * 1024), ("E", 30522 * 1024), ("P", 30522 * 1024)):
+        own, added = (
+            unit_parts(gpu, model, kind, 1, 2, Options(precision="fp32", attention="flash", engine=engine))
+            for engine in ("mpt", "eager")
+        )
+        more = added["memory"] - own["memory"]
+        assert more[:2] == pytest.approx([0, 3 * weights * 4 / gpu.memory])
 
 
 def test_tensor_parallel_sums_take_the_links_that_the_group_uses() -> None:
