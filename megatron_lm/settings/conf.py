@@ -31,7 +31,6 @@ UNMISTAKABLE = (
     "HOMOGENEOUS_CLUSTER", "MODEL", "NPROC_PER_NODE", "NNODES", "GLOBAL_BATCH_SIZE", "MICRO_BATCH_SIZE",
     "TENSOR_MP_SIZE", "DP_SIZE", "PIPELINE_MP_SIZE", "PARTITION", "TRAIN_ITERS", "PROFILE_CHAKRA",
 )  # fmt: skip
-ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -98,18 +97,13 @@ def read_file(path: str | Path) -> dict[str, str]:
         raise RunError(f"{path}: can't be read: {reason}.") from None
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = ASSIGNMENT.fullmatch(line.strip())
         try:
-            words = shlex.split(match[2], comments=True) if match else []
-        except ValueError:
-            match = None
-        if not match or len(words) > 1 or re.search(r"[$`]", match[2].partition("'")[0]):
-            raise RunError(f"{path}, line {number}: give one setting as NAME=VALUE.")
-        found[match[1]] = words[0] if words else ""
-    if unknown := ", ".join(name for name in found if name not in NAMES):
-        raise RunError(f"{path}: no setting is called {unknown}; megatron_lm/_00_conf.sh lists them.")
+            words = shlex.split(line.removeprefix("export "), comments=True)
+            if len(words) > 1 or re.match(r"[^'#]*[$`]", line):
+                raise ValueError("give one setting as NAME=VALUE.")
+            found |= dict(map(parse_word, words))
+        except ValueError as error:
+            raise RunError(f"{path}, line {number}: {error}") from None
     return found
 
 

@@ -188,7 +188,7 @@ def test_a_file_of_settings_is_read_and_not_executed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("NNODES=2\nNODES=3\n", "no setting is called NODES"),
+        ("NNODES=2\nNODES=3\n", "line 2: 'NODES=3': give settings as NAME=VALUE, with a name of"),
         ("NNODES=$(touch made)\n", "line 1: give one setting as NAME=VALUE"),
         ("if true; then\n", "line 1: give one setting"),
         ("MODEL='tiny\n", "line 1"),
