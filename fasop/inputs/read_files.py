@@ -111,17 +111,11 @@ def _named(value: Any) -> Any:
 
 def _parts(kind: Any) -> tuple[Any, msgspec.Meta]:
     """The type and the bounds of a kind, without ``| None``."""
-    kind = _given(kind)
+    if get_origin(kind) in (typing.Union, types.UnionType):
+        kind = next(part for part in get_args(kind) if part is not type(None))
     if get_origin(kind) is Annotated:
         return get_args(kind)[0], get_args(kind)[1]
     return get_origin(kind) or kind, msgspec.Meta()
-
-
-def _given(kind: Any) -> Any:
-    """A kind without ``| None``."""
-    if get_origin(kind) in (typing.Union, types.UnionType):
-        return next(part for part in get_args(kind) if part is not type(None))
-    return kind
 
 
 def _expected(value: Any, kind: Any) -> str:
@@ -134,7 +128,7 @@ def _expected(value: Any, kind: Any) -> str:
         return "give a whole number" + ("" if meta.ge is None else f" from {meta.ge} to {meta.le}")
     if base is Literal:
         return nearest(str(value), get_args(kind)).rstrip(".")
-    if base is tuple and _parts(get_args(_given(kind))[0])[0] is str:
-        return "give two names" if get_args(_given(kind))[-1] is str else "give a list of names"
+    if base is tuple and _parts(get_args(kind)[0])[0] is str:
+        return "give two names" if get_args(kind)[-1] is str else "give a list of names"
     words = {bool: "true or false", str: "a name", list: "a list", tuple: "a list"}
     return f"give {words[base]}" if base in words else ""
