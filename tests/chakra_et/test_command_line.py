@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from chakra_et.__main__ import COMMANDS, main
-from chakra_et.cli import parse
+from chakra_et.cli import option, parse
 
 
 @dataclass
@@ -75,6 +75,35 @@ for damaged files:
   --dry-run             write nothing
 """
     )
+
+
+@dataclass
+class Bounded:
+    """Numbers with bounds."""
+
+    count: int = option("how many", 3, least=1)
+    shares: tuple[float, ...] = option("of each", (), least=0, most=1)
+    rate: float | None = option("per second", None, above=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--count", "0"], "--count is 0: give at least 1"),
+        (["--shares", "0.5", "2"], "--shares is 2.0: give 0 to 1"),
+        *(
+            (["--rate", each], f"--rate is {float(each)}: give a number above 0")
+            for each in ("0", "inf", "nan")
+        ),
+    ],
+)
+def test_a_number_beyond_its_bounds_is_one_sentence(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(Bounded, words, prog="tool")
+    assert end.value.code == 2 and capsys.readouterr().err == f"tool: error: {sentence} (see tool --help)\n"
+    assert parse(Bounded, ["--count", "1", "--shares", "0", "1"]) == Bounded(1, (0.0, 1.0))
 
 
 def test_accepted_spellings() -> None:
