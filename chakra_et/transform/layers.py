@@ -8,6 +8,7 @@ parameters follows their number of elements, or their number where it is one cal
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -307,4 +308,5 @@ def _scalars(operators: Operators, row: int) -> int:
     inputs = operators.trace.inputs
     if inputs is None or "foreach" not in operators.name[row] or row not in (rows := inputs.rows):
         return 0
-    return inputs.shapes[int(np.searchsorted(rows, row))].count(b"[],")
+    lists = re.findall(rb"\[((?:\[\],?\s*)+)\]", inputs.shapes[int(np.searchsorted(rows, row))][1:-1])
+    return sum(each.count(b"[]") for each in lists)

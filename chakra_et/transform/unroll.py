@@ -253,8 +253,7 @@ def _with_modules(
     block = blocks.block[source]
     # The depth in module paths at which blocks differ.
     used = [table[at].split("/") for at in np.unique(index[(index >= 0) & (block >= 0)]).tolist()]
-    depths = range(min(map(len, used), default=0))
-    depth = next((depth for depth in depths if len({path[depth] for path in used}) > 1), -1)
+    depth = next((at for at, names in enumerate(zip(*used, strict=False)) if len(set(names)) > 1), -1)
     if depth < 0:
         return new
     most = np.zeros(blocks.held, dtype=np.int64)
@@ -267,7 +266,7 @@ def _with_modules(
     fresh = []
     for text, own in used_by.T.tolist():
         path = table[text].split("/")
-        if own >= 0 and len(path) > depth:
+        if own >= 0:
             path[depth] = f"{path[depth].rpartition('_')[0]}_{own}"
         fresh.append("/".join(path))
     return set_texts(new, "module", fresh, index)

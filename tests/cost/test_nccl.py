@@ -126,6 +126,9 @@ def test_a_small_collective_is_a_launch_and_its_steps() -> None:
     for kind, count in steps.items():
         assert nccl.first_bytes(kind, 8, latency) == pytest.approx(5000 + 800 * count)
     assert nccl.first_bytes(GATHER, 8, {8: 9000.0}) == 9000
+    assert nccl.launch_and_step(latency) == pytest.approx((5000, 800))
+    # Steps that leave nothing of a measured time to the launch: half of that time is.
+    assert nccl.launch_and_step({2: 8000.0, 8: 80_000.0}) == pytest.approx((4000, 6000))
 
 
 def test_tables_that_name_gpus_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

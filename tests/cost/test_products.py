@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -23,3 +25,23 @@ def test_small_tiles_share_a_unit() -> None:
     points = np.array([[1, rows * 256 * gpu.units, 64, 16, 1] for rows in (1, 2, 4)], float)
     one, two, four = product_micros(gpu, parameters, points, "16 bit").tolist()
     assert one == pytest.approx(two, rel=1e-3) and four > 1.5 * two
+
+
+@pytest.mark.parametrize(("name", "high", "wide"), [("L40S", 32768, 4096), ("H100", 32768, 32768)])
+def test_tiles_in_lines_load_operands_again_where_8_bits_are_quantised(
+    name: str, high: int, wide: int
+) -> None:
+    """cuBLAS's products keep their waves square, and so do those of 8 bits that were quantised before."""
+    gpu = gpus.gpu(name)
+    other = replace(gpu, name="other", like="")
+    points = np.array([[1, high, wide, 16384, 1]], float)
+    for number, quantised, in_lines in (
+        ("8 bit", False, True),
+        ("8 bit", True, False),
+        ("16 bit", False, False),
+    ):
+        parameters = start(gpu, number) | {"memory": 0.02}
+        (here,), (square,) = (
+            product_micros(each, parameters, points, number, quantised).tolist() for each in (gpu, other)
+        )
+        assert (here > 1.2 * square) if in_lines else (here == square)

@@ -138,6 +138,17 @@ def test_merged_buckets_start_when_their_last_gradient_is_there() -> None:
     assert "2 buckets per step in place of 3" in two.notes[-1]
 
 
+def test_the_last_bucket_takes_what_last_ones_took() -> None:
+    """Those before share the cores with the backward pass: here they take 40 µs each, and the last 10."""
+    run = ddp([4, 4, 4], [[0], [1], [2]])
+    for trace in run.graph.traces:
+        last = np.flatnonzero(trace.types == NodeType.COMM_COLL)[2::3]
+        trace.duration_micros[last] = 10
+        trace.attributes["transfer_micros"].values[2::3] = 10
+    made = predict(make_run("ddp", list(run.graph.traces), range(2)), [BucketSize(4)]).changed.graph.traces[0]
+    assert made.duration_micros[made.types == NodeType.COMM_COLL].tolist() == [40, 40, 10] * 2
+
+
 def test_split_buckets_start_earlier() -> None:
     run = ddp([4, 4, 4], [[0, 1, 2]])
     assert us(predict(run, [])) == [100 + 3 * 24 + 2 + 120 + 12 + 50] * 2
@@ -185,6 +196,22 @@ def test_one_rank_gets_ddp() -> None:
     assert any("4 all-reduces were put in" in note for note in prediction.notes)
     with pytest.raises(TraceError, match="no communication between ranks"):
         predict(run, [Scaling(dp=2, spread=0.0)])
+
+
+@pytest.mark.parametrize("stream", [0, 7], ids=["HIP's default stream", "CUDA's"])
+def test_one_rank_with_a_gpu_gets_no_copies_into_buckets(stream: int) -> None:
+    step = Step()
+    step.step(1, [1, 8, 30], [])
+    count = len(step.nodes)
+    launch = next(node["id"] for node in step.nodes if node["name"] == BEFORE)
+    more = {"kind": "kernel", "lane": 5, "stream": stream}
+    step.nodes.append(kernel(count + 1, 100, (launch,), name="gemm", parent=launch, start=count + 1, **more))
+    step.nodes.append(kernel(count + 2, 9, (count,), name="adam", parent=count, start=count + 2, **more))
+    prediction = predict(make_run("gpu", [step.trace(1)], [0]), [Scaling(dp=2, spread=0.0, network=RATE)])
+    trace = prediction.changed.graph.traces[0]
+    sizes = trace.column("comm_size")[trace.types == NodeType.COMM_COLL]
+    assert (sizes // MB).tolist() == [1, 38]
+    assert not {INTO_BUCKET, BACK} & {trace.names[row] for row in range(len(trace))}
 
 
 def test_wider_layers_have_larger_gradients() -> None:

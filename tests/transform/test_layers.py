@@ -13,7 +13,7 @@ from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType, TensorInfo
 from chakra_et.et.edges import edges_of
-from chakra_et.et.node_attributes import parents
+from chakra_et.et.node_attributes import parents, texts, with_integers, with_texts
 from chakra_et.job.mesh import Mesh
 from chakra_et.job.operators import ENGINE, GRADIENT
 from chakra_et.simulate.run import make_run
@@ -25,10 +25,11 @@ from tests.simulate.replay_traces import collective, cpu, make_trace
 BLOCKS, MIB = 3, 1 << 20
 
 
-def rank(sizes: tuple[int, ...], gap: bool = False) -> ExecutionTrace:
+def rank(sizes: tuple[int, ...], gap: bool = False, scalars: int = 0) -> ExecutionTrace:
     """Three blocks of four operators and two gradients of 1 MiB; behind the last of each of ``sizes`` bytes,
     its all-reduce is launched, for 11, 12, … µs. The thread waits for all of them at the end.
-    ``gap``: it rests in each block's forward pass."""
+    ``gap``: it rests in each block's forward pass. ``scalars``: the optimizer counts the steps of as many
+    parameters, all in a scalar each."""
     nodes, gradients, calls = [], [], []
     ends = np.cumsum(sizes).tolist()
 
@@ -65,6 +66,10 @@ def rank(sizes: tuple[int, ...], gap: bool = False) -> ExecutionTrace:
     nodes[last - 1]["deps"] = (last - 1, *calls)
     shapes = [b"[[512,512]]"] * len(gradients)
     kinds = [b'["Tensor(float)"]'] * len(gradients)
+    if scalars:
+        gradients.append(add("aten::_foreach_add_", "optimizer", 1, 100))
+        shapes.append(b"[[%s],[]]" % b",".join([b"[]"] * scalars))
+        kinds.append(b'["GenericList[Tensor(float)]","Scalar"]')
     rows = np.array(gradients) - 1
     return replace(make_trace(*nodes), inputs=TensorInfo(rows, [b"[]"] * len(rows), shapes, kinds))
 
@@ -175,3 +180,28 @@ def test_a_rest_between_operators_of_a_block_stays_there_in_each_copy() -> None:
     forward = [made.names[row] for row in np.flatnonzero(made.column("lane") == 0).tolist()]
     whole = ["aten::norm", "aten::mm", "rest", "aten::gelu", "aten::add"]
     assert forward == ["aten::embedding", *whole * 6, "aten::loss"]
+
+
+@pytest.mark.parametrize(("scalars", "micros"), [(3, 100), (4, 200), (6, 200)])
+def test_a_list_of_as_many_scalars_as_half_of_the_parameters_follows_their_number(
+    scalars: int, micros: int
+) -> None:
+    """One of four was counted as three. Six parameters become twelve."""
+    made, _ = layered(rank((MIB,) * 6, scalars=scalars), "2x")
+    (row,) = (row for row in range(len(made)) if made.names[row] == "aten::_foreach_add_")
+    assert made.duration_micros[row] == micros
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_copies_keep_what_is_around_all_blocks_and_number_their_modules(numbered: bool) -> None:
+    trace = rank((MIB,) * 6)
+    products = [row for row in range(len(trace)) if trace.names[row] == "aten::mm"]
+    trace = with_texts(trace, "kind", {0: "annotation"})
+    trace = with_integers(trace, "parent", dict.fromkeys(products, 1), "int64")
+    modules = {row: f"Model_0/Block_{at}" if numbered else "Model_0" for at, row in enumerate(products)}
+    made, _ = layered(with_texts(trace, "module", modules), "2x")
+    rows = [row for row in range(len(made)) if made.names[row] == "aten::mm"]
+    assert len(rows) == 2 * BLOCKS and parents(made)[rows].tolist() == [0] * len(rows)
+    table, index = texts(made, "module")
+    of_copies = [f"Model_0/Block_{at}" for at in range(len(rows))] if numbered else ["Model_0"] * len(rows)
+    assert [table[at] for at in index[rows].tolist()] == of_copies

@@ -22,9 +22,8 @@ def read_ranks(value: Any) -> tuple[int, ...]:
     """Ranks from a list or its text; empty for other values and for text that the profiler truncated."""
     if isinstance(value, str):
         value = [] if "..." in value else [int(part) for part in re.findall(r"[0-9]{1,9}", value)]
-    if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in value):
-        return ()
-    return tuple(value) if len(set(value)) == len(value) else ()
+    are_ranks = isinstance(value, list) and all(type(each) is int and 0 <= each < MAX_RANKS for each in value)
+    return tuple(value) if are_ranks and len(set(value)) == len(value) else ()
 
 
 class Groups:
