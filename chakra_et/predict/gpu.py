@@ -251,12 +251,11 @@ def launched_operators(run: Run) -> Launchers:
     shapes = Shapes(run)
     work = []
     for at, k in enumerate(first.tolist()):
-        found = (
-            OperatorCall(CLASSES[kind[k]])
-            if alone[k]
-            else shapes.work(CLASSES[kind[k]], int(launcher[nodes[k]]))
-        )
-        if not found.known and found.kind != "gather":  # the attributes count the whole table
+        of_kind = CLASSES[kind[k]]
+        found = OperatorCall(of_kind) if alone[k] else shapes.work(of_kind, int(launcher[nodes[k]]))
+        name = run.names[run.name_of[nodes[k] if alone[k] else launcher[nodes[k]]]]
+        # The attributes count the whole table, and of a list without shapes what an operator around it has.
+        if not (found.known or found.kind == "gather" or name.endswith("::cat")):
             found = replace(found, operations=float(sums[0][at]), moved=float(sums[1][at]))
         if found.type == "float" and (tf32[at] or found.kind == "convolution"):
             found = replace(found, type="tf32")
@@ -271,7 +270,6 @@ def launched_operators(run: Run) -> Launchers:
             match = _JOINED_TYPE.search(run.names[run.name_of[nodes[k]]])
             size = 2 if match is None else int(match[1]) if match[1] else item_bytes(match[2])
             found = replace(found, moved=2.0 * found.operations * size)
-        name = run.names[run.name_of[nodes[k] if alone[k] else launcher[nodes[k]]]]
         work.append(replace(found, idle=bool(idle[at]), tested=not _UNTESTED.search(name)))
     return Launchers(nodes, kind, of, work)
 
