@@ -10,7 +10,7 @@ dist.init_process_group()
 rank, world = dist.get_rank(), dist.get_world_size()
 device = torch.device(f"cuda:{dist.get_node_local_rank()}" if torch.cuda.is_available() else "cpu")
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()).to(device)
-stage = PipelineStage(model, rank, world, device)
+stage = PipelineStage(model, rank, world, device, input_args=(torch.empty(8, 256, device=device),))
 schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
 optimizer = torch.optim.AdamW(model.parameters())
 
