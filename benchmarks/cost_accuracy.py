@@ -229,14 +229,15 @@ def stranger(kind: str, gpu: Gpu, known: Sequence[KernelTimes]) -> KernelTimes:
 
 def with_some(kind: str, table: Table, start: KernelTimes) -> Row:
     """With ``SHAPES`` measured shapes, judged on the others."""
-    given = np.isin(np.arange(len(table.micros)), _drawn(table))
+    given = np.isin(np.arange(len(table.micros)), drawn(table))
     some = table.where(given)
     times = kernel_times.calibrated(start, kind, some.points, some.micros)
     title = f"{TITLES[kind]}, GPU left out but for {SHAPES} shapes"
     return judged(title, kind, table.where(~given), times, TARGETS[kind]["shapes"])
 
 
-def _drawn(table: Table) -> np.ndarray:
+def drawn(table: Table) -> np.ndarray:
+    """Rows of a table that stand for what ``measure-gpu`` measures."""
     return np.random.default_rng(1).choice(len(table.micros), min(SHAPES, len(table.micros) // 2), False)
 
 

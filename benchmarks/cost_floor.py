@@ -7,23 +7,35 @@ By GPU, all relative to the fitted model: how far neighbours between m = 9 and 1
 library takes the same kernel; how far a row is from the mean of m - 1's and m + 1's of its own (n, k); and
 how far rows are from what ``smoothing.py`` makes of all, between m = 9 and 15 and elsewhere. Of batched
 products in 32 bits: how far the time of one product is from that between the next smaller and the next larger
-batch of its own (m, n, k), for which a library takes the same kernel.
+batch of its own (m, n, k), for which a library takes the same kernel. Of ``measure-gpu``'s 100 shapes: how
+far off all others are by the parameters fitted to them, with what they say of others as shipped, and with the
+size, octaves and noise of that (``SETTINGS``) which suit these others best, as no choice could know. Of 8-bit
+products: how far the model is off with parameters fitted to the GPU's own rows.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.cost_accuracy import Options, fitted
+from benchmarks.cost_accuracy import Options, drawn, fitted, stranger
 from benchmarks.cost_tables import Table, read_float, read_products
 from benchmarks.smoothing import PRODUCT, smooth
 from chakra_et import cli
-from chakra_et.cost.kernel_times import MODELS
+from chakra_et.cost import grids
+from chakra_et.cost.kernel_times import MODELS, KernelTimes, calibrated
+
+SETTINGS = tuple(itertools.product((0.05, 0.1, 0.2), (1.5, 3.0, 6.0), (0.04, 0.08, 0.16)))
+"""Size, octaves and noise of a model's errors, as in ``chakra_et/cost/grids.py``."""
+JUDGED = 4000
 
 
 def scatter(points: np.ndarray, logs: np.ndarray) -> list[float]:
@@ -52,6 +64,33 @@ def between_batches(table: Table) -> np.ndarray:
     return errors
 
 
+def by_few(name: str, tables: Mapping[str, Table]) -> list[float]:
+    """Errors of bfloat16 products with 100 measured shapes: without what these say of others, as shipped, and
+    by the best of ``SETTINGS``."""
+    table, kind = tables[name], "16 bit"
+    known = [KernelTimes(of.gpu, {kind: fitted(kind, of)}, {}) for of in tables.values() if of is not table]
+    given = np.isin(np.arange(len(table.micros)), drawn(table))
+    some, others, place = table.where(given), table.where(~given).some(JUDGED), MODELS[kind].place
+    times = calibrated(stranger(kind, table.gpu, known), kind, some.points, some.micros)
+    plain = replace(times, nearby={})
+    left = np.log(some.micros / plain.micros(kind, some.points))
+    said = plain.micros(kind, others.points) / others.micros
+
+    def error(size: float, octaves: float, noise: float) -> float:
+        with mock.patch.multiple(grids, _SIZE=size, _OCTAVES=octaves, _NOISE=noise):
+            beyond = grids.nearby(place(some.points), left).at(place(others.points))
+        return float(np.abs(said * np.exp(beyond) - 1).mean())
+
+    shipped = float(np.abs(times.micros(kind, others.points) / others.micros - 1).mean())
+    return [float(np.abs(said - 1).mean()), shipped, min(error(*each) for each in SETTINGS)]
+
+
+def own_parameters(kind: str, table: Table) -> float:
+    """The model's error by parameters that were fitted to the table itself."""
+    said = MODELS[kind].micros(table.gpu, fitted(kind, table), table.points)
+    return float(np.abs(said / table.micros - 1).mean())
+
+
 def main() -> int:
     """Print the tables."""
     options = cli.parse(Options, description=__doc__.splitlines()[0])
@@ -63,6 +102,14 @@ def main() -> int:
         said = MODELS["16 bit"].micros(table.gpu, fitted("16 bit", table), table.points)
         figures = scatter(table.points[:, 1:4], np.log(table.micros / said))
         print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)
+    tables = read_products(Path(options.given), "bfloat16")
+    print("\n| GPU | 100 shapes: parameters alone | as shipped | best of all settings |\n|---|---|---|---|")
+    for name, table in tables.items():
+        figures = by_few(name, tables)
+        print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)
+    print("\n| GPU | 8-bit products by parameters of its own |\n|---|---|")
+    for table in read_products(Path(options.given), "fp8").values():
+        print(f"| {table.gpu.name} | {own_parameters('8 bit', table):.1%} |", flush=True)
     print("\n| GPU | batched products in 32 bits | a batch between its neighbours |\n|---|---|---|")
     for table in read_float(Path(options.given)).values():
         errors = between_batches(table)
