@@ -27,6 +27,5 @@ class BertTrainConfig(TrainConfig):
     family: ClassVar[Family] = "bert"
     presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
 
-    model_name: str = option("one of " + ", ".join(PRESETS), "bert-base-uncased")
-    learning_rate: float = option("peak learning rate of AdamW", 1e-4)
+    model_name: str = option("model size", "bert-base-uncased", choices=tuple(PRESETS))
     save_dir: str = option("folder of the checkpoints", "checkpoints/bert")

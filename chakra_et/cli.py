@@ -8,6 +8,7 @@ too. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its choices, a
 - ``"short": "-o"``: a second, short name
 - ``"group": "for damaged or hostile files"``: list the flag under this heading of ``--help``
 - ``"metavar": "FOLDER"``: the placeholder for the value in ``--help``
+- ``"choices": ("a", "b")``: the words to choose from, where a ``Literal`` can't name them
 - ``"least": 1``, ``"above": 0``, ``"most": 9``: bounds of a number, or of each of several
 
 ``__post_init__`` of the dataclass rejects any other value by raising ``ValueError``: the script prints one
@@ -154,6 +155,8 @@ def _add_flag(
         options |= {"nargs": "*", "type": typing.get_args(hint)[0]}
     elif hint is not bool:
         options["type"] = hint
+    if "choices" in metadata:
+        options["choices"] = metadata["choices"]
     # The placeholder for a value: N or X for a number, or else the last word of the field's name.
     word = field.name.rstrip("_").rsplit("_", 1)[-1].upper()
     if metadata.get("positional"):

@@ -27,6 +27,6 @@ class GPT2TrainConfig(TrainConfig):
     family: ClassVar[Family] = "gpt2"
     presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
 
-    model_name: str = option("one of " + ", ".join(PRESETS), "gpt2")
+    model_name: str = option("model size", "gpt2", choices=tuple(PRESETS))
     learning_rate: float = option("peak learning rate of AdamW", 3e-4, above=0)
     save_dir: str = option("folder of the checkpoints", "checkpoints/gpt2")

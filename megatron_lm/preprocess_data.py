@@ -35,12 +35,8 @@ class PreprocessConfig:
 
     inputs: tuple[str, ...] = cli.option("files, read one after the other", positional=True)
     output: str = cli.option("prefix of the .bin and .idx to write")
-    model: str = cli.option("model whose vocabulary must hold the tokens", "xl")
+    model: str = cli.option("model whose vocabulary must hold the tokens", "xl", choices=tuple(MODELS))
     tokenizer: str | None = cli.option("tokenizer.json or a folder with one; default: GPT-2's", None)
-
-    def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise ValueError(f"--model {self.model}: choose from {', '.join(MODELS)}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -68,8 +68,6 @@ class TrainConfig(TraceConfig, DataConfig):
 
     def __post_init__(self) -> None:
         TraceConfig.__post_init__(self)
-        if self.model_name not in self.presets:
-            raise ValueError(f"--model-name {self.model_name}: choose from {', '.join(self.presets)}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout must be at least 0 and below 1, not {self.dropout}")
         context = MAX_LENGTH[self.family]
