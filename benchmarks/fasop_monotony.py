@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from benchmarks.summary import put
 from chakra_et import cli
+from chakra_et.text import plural
 from fasop.inputs.clusters import Cluster, Gpu
 from fasop.inputs.costs import CostFile, read_costs
 from fasop.inputs.models import find_model
@@ -60,11 +61,11 @@ def main() -> int:
                 slower.append(seed)
                 worst = max(worst, ratio)
     line = (
-        f"{config.clusters} random clusters, {compared} comparisons: {len(slower)} clusters where better "
-        f"hardware gave a longer step"
+        f"{config.clusters} random clusters, {compared} comparisons: {plural(len(slower), 'cluster')} where "
+        "better hardware gave a longer step"
     )
     if slower:
-        line += f", by up to {worst - 1:.2%} (seeds {', '.join(map(str, slower))})"
+        line += f", by up to {worst - 1:.2%} (seed {', '.join(map(str, slower))})"
     print(f"{line}.")
     if config.update:
         put("monotony", [f"{line}."], README)
