@@ -176,11 +176,9 @@ class Trainer:
                 self._save(metrics, stop)
                 stop = stop or self._after_step(metrics)
         if stop:
-            number, resume = (
-                self.watch.signal or signal.SIGTERM,
-                "resume with --resume-from-checkpoint latest",
-            )
+            number = self.watch.signal or signal.SIGTERM
             if self.world.is_main:
+                resume = "resume with --resume-from-checkpoint latest"
                 saved = resume if self.config.save_steps else "nothing saved"
                 name = signal.Signals(number).name
                 log.warning("stopped by %s after step %d of %d: %s", name, self.step, self.total_steps, saved)
