@@ -96,9 +96,7 @@ def compare(config: CompareConfig) -> str:
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
     outside = statistics.median(each.outside for each in measured)
     tables = [comparison(plan, result, outside), explained(plan, result, outside)]
-    found = runs.find((result.job,), conf.log_dir())
-    page = picture.draw(found, *picture.read_events(found, "last"), picture.predicted_events(plan), tables)
-    files.write_text(folder / "compare.html", page)
+    files.write_text(folder / "compare.html", drawn(result.job, plan, tables))
     lines = [heading]
     for each in tables:
         lines += ["", each.title, *table([each.header, *each.rows])]
@@ -239,3 +237,9 @@ def comparison(plan: Plan, result: Measured, outside: float) -> TextTable:
     rows.append((step, 1000 * (plan.step_time + outside), 1000 * result.iteration))
     cells = [(name, f"{a:.2f}", f"{b:.2f}", f"{100 * (a / b - 1):+.1f}" if b else "") for name, a, b in rows]
     return TextTable("Times", ("", "predicted", "measured", "error, %"), cells)
+
+
+def drawn(job: str, plan: Plan, tables: Sequence[TextTable]) -> str:
+    found = runs.find((job,), conf.log_dir())
+    events, settings = picture.read_events(found, "last")
+    return picture.draw(found, events, settings, picture.predicted_events(plan), tables)
