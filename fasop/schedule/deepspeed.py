@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-SEND_GRADIENT, RECEIVE_ACTIVATION, RECEIVE_GRADIENT, SEND_ACTIVATION, FORWARD, BACKWARD = range(6)
+COMPUTE, SEND, RECEIVE = range(3)
+Work = tuple[bool, int, int]
+"""Whether of activations, else of gradients; the stage, or the boundary after a stage; the micro-batch."""
 
 
 def stage_ends(
@@ -30,19 +32,17 @@ def stage_ends(
     stages = len(forward)
     programs = [deque(_program(stage, stages, micro_batches)) for stage in range(stages)]
     clock = [0.0] * stages
-    posted: dict[tuple[bool, int, int], float] = {}
-    arrived: dict[tuple[bool, int, int], float] = {}
+    posted: dict[Work, float] = {}
+    arrived: dict[Work, float] = {}
     free: defaultdict[tuple[bool, int], float] = defaultdict(float)
     while any(programs):
         for stage, program in enumerate(programs):
             while program:
-                what, j = program[0]
-                up = what in (SEND_ACTIVATION, RECEIVE_ACTIVATION)
-                boundary = stage if what in (SEND_ACTIVATION, RECEIVE_GRADIENT) else stage - 1
-                message = up, boundary, j
-                if what in (FORWARD, BACKWARD):
-                    clock[stage] += (forward if what == FORWARD else backward)[stage]
-                elif what in (SEND_ACTIVATION, SEND_GRADIENT):
+                what, message = program[0]
+                up, boundary, _ = message
+                if what == COMPUTE:
+                    clock[stage] += (forward if up else backward)[stage]
+                elif what == SEND:
                     begin = max(clock[stage], free[up, boundary])
                     if holds[boundary]:
                         if message not in posted:
@@ -59,24 +59,20 @@ def stage_ends(
     return clock
 
 
-def _program(stage: int, stages: int, micro_batches: int) -> list[tuple[int, int]]:
-    """(what, micro-batch) in the order in which a stage does it."""
-    program: list[tuple[int, int]] = []
-    first, last = stage == 0, stage == stages - 1
+def _program(stage: int, stages: int, micro_batches: int) -> list[tuple[int, Work]]:
+    """What a stage does, in order."""
+    program: list[tuple[int, Work]] = []
     known, previous = range(micro_batches), -1
     for step in range(2 * (micro_batches + stages - 1)):
-        is_forward = step % 2 == stage % 2
-        j = (step - stage) // 2 if is_forward else (step + stage + 1) // 2 - stages
-        parts = [
-            (SEND_GRADIENT, previous, is_forward and not first),
-            (RECEIVE_ACTIVATION, j, is_forward and not first),
-            (RECEIVE_GRADIENT, j, not is_forward and not last),
-            (SEND_ACTIVATION, previous, not is_forward and not last),
-            (FORWARD if is_forward else BACKWARD, j, True),
-        ]
-        program += [(what, number) for what, number, here in parts if here and number in known]
+        if step % 2 == stage % 2:
+            j = (step - stage) // 2
+            around = (SEND, (False, stage - 1, previous)), (RECEIVE, (True, stage - 1, j))
+        else:
+            j = (step + stage + 1) // 2 - stages
+            around = (RECEIVE, (False, stage, j)), (SEND, (True, stage, previous))
+        program += [each for each in around if each[1][2] in known and 0 <= each[1][1] < stages - 1]
+        program += [(COMPUTE, (step % 2 == stage % 2, stage, j))] if j in known else []
         previous = j
     # After the last backward its gradient goes out.
-    if not first and (SEND_GRADIENT, micro_batches - 1) not in program:
-        program.append((SEND_GRADIENT, micro_batches - 1))
-    return program
+    last = SEND, (False, stage - 1, micro_batches - 1)
+    return program + ([last] if stage and last not in program else [])
