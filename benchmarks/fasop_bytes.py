@@ -62,7 +62,7 @@ def digests() -> dict[str, str]:
                 plans.write_bytes(fasop("plan", "--model", model, "--cluster", cluster, *more, "--json"))
                 folder = Path(scratch) / cluster / schedule
                 folder.mkdir(parents=True)
-                ask = ["simulate", str(plans), "--output", str(folder), "--et", "--no-bundle"]
+                ask = ["simulate", str(plans), "--output", str(folder), "--et"]
                 note(f"{cluster}/{schedule}.txt", fasop(*ask, "--picture", str(folder / "plan.html")))
                 for path in sorted(folder.iterdir()):
                     note(f"{cluster}/{schedule}/{path.name}", path.read_bytes())

@@ -19,9 +19,8 @@ def memo(method: Method) -> Method:
     @functools.wraps(method)
     def remembered(self: Any, *arguments: Any) -> Any:
         results = self.__dict__.setdefault(name, {})
-        if arguments in results:
-            return results[arguments]
-        result = results[arguments] = method(self, *arguments)
-        return result
+        if arguments not in results:
+            results[arguments] = method(self, *arguments)
+        return results[arguments]
 
     return remembered  # type: ignore[return-value]

@@ -24,7 +24,6 @@ from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
 from fasop.output import frameworks
 from fasop.plans.plan import Plan, pick_plan
-from fasop.schedule.events import chunk_layers
 from megatron_lm.errors import RunError
 from megatron_lm.settings import Size, conf
 from megatron_lm.settings.values import SIZE_SETTINGS
@@ -54,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(Config, argv, description="Write a plan's settings.")
     plan = pick_plan(config.plan, config.rank)
     text = lines(plan) if config.format == "megatron_lm" else frameworks.exported(plan, config.format)
+    if config.format == "deepspeed":  # JSON has no comments
+        for left in frameworks.not_exported(plan, config.format):
+            print(f"not in this file: {left}", file=sys.stderr)
     if config.output:
         files.write_text(Path(config.output), text)
     else:
@@ -74,7 +76,7 @@ def settings(plan: Plan) -> dict[str, str]:
         "TENSOR_MP_SIZE": str(tp),
         "DP_SIZE": str(dp),
         "PIPELINE_MP_SIZE": str(plan.pp),
-        "PARTITION": "-".join(map(str, _layers(plan))),
+        "PARTITION": "-".join(map(str, frameworks.layers(plan))),
         "VIRTUAL_STAGES": str(plan.virtual_stages),
         "SEQUENCE_PARALLEL": conf.text_of(options.sequence_parallel and tp > 1),
         "RECOMPUTE": plan.choices[0].recompute if plan.choices else options.recompute,
@@ -109,20 +111,20 @@ def lines(plan: Plan) -> str:
 def _check(plan: Plan) -> None:
     """Raises ``PlanError``."""
     model, options = plan.model, plan.options
-    pairs = enumerate(zip(plan.stage_memory, plan.stage_cap, strict=True))
-    over = [f"stage {at} needs {size:.1f} of {cap:.1f} GiB" for at, (size, cap) in pairs if size > cap]
     apart = options.scatter_gather or options.per_stage
     is_split = plan.pp > 1 and _degrees(plan)[0] > 1 and not options.sequence_parallel
     ways = {(each.tp, each.recompute, mbs) for each in plan.choices for _, mbs in each.shares}
-    # Of a cluster file whose line was left empty.
-    blank = [gpu.name for gpu in plan.cluster.gpus if "None" in (gpu.queue, gpu.gres, *gpu.hosts)]
     sizes = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
     each, used = " and ".join(map(str, sorted(set(sizes)))), plan.tp * plan.dp * plan.pp
     alike = "megatron_lm starts the same number of processes on each node"
     other = model.encoder_layers is not None or not model.causal or model.experts > 0
+    layer = model.attention_weights + model.hidden * (3 * model.ffn_width + 2)
+    llama = model.layers * layer + model.hidden * (model.vocab * (1 if model.tied else 2) + 1)
     reasons = {
         f"megatron_lm trains GPT-2 and Llama-like models only, not {model.name}": other,
-        f"it runs out of memory, {', '.join(over)}": plan.is_oom,
+        f"{model.name} has {model.parameters:,} parameters, megatron_lm's Llama of these sizes {llama:,} (no "
+        "biases, two norms per layer)": model.gated and model.parameters not in (0, llama),
+        "it runs out of memory": plan.is_oom,
         f"its heads are {model.head_width} wide (d_kv), not hidden / heads": model.width != model.hidden,
         "its tensor-parallel ranks send a share of a stage's output each, as with --per-stage, megatron_lm's "
         "send all of it (unless --sequence-parallel)": is_split and apart,
@@ -130,12 +132,12 @@ def _check(plan: Plan) -> None:
         "megatron_lm reduces gradients at the end (no --overlap)": options.overlap and plan.dp > 1,
         f"it is for {options.engine}": options.engine != "megatron",
         "megatron_lm computes in 16 or 32 bits": options.precision not in ("mixed", "fp32"),
-        "megatron_lm splits no sequences (--cp), makes no graph of a step (--cuda-graphs) and recomputes no "
-        "single modules": model.cp > 1 or options.cuda_graphs or bool(options.again),
+        "megatron_lm has no --cp, --cuda-graphs, --offload and recomputes no single modules": model.cp > 1
+        or options.cuda_graphs
+        or options.offload
+        or bool(options.again),
         "megatron_lm reduces gradients of 4 bytes, the plan fewer": options.gradient_bytes != 4,
         "its stages differ in tp, micro-batch or recomputation (--per-stage)": len(ways) > 1,
-        f"{', '.join(blank)} of {plan.cluster.name} has the queue, gres or host 'None': give it in the "
-        "cluster file and plan again": bool(blank),
         f"its nodes have {each} GPUs, and {alike}": len(set(sizes)) > 1,
         f"it uses {used} of {sum(sizes)} GPUs, and {alike}": used != sum(sizes) and len(sizes) > 1,
     }
@@ -147,14 +149,6 @@ def _degrees(plan: Plan) -> tuple[int, int, int]:
     tp = plan.choices[0].tp if plan.choices else plan.tp
     dp = plan.tp * plan.dp // tp
     return tp, dp, plan.mbs * plan.dp // dp
-
-
-def _layers(plan: Plan) -> tuple[int, ...]:
-    """Of each stage, or of each chunk in the order of the layers."""
-    if plan.virtual_stages == 1:
-        return plan.layers
-    chunks = [chunk_layers(plan, stage) for stage in range(plan.pp)]
-    return tuple(chunks[stage][chunk] for chunk in range(plan.virtual_stages) for stage in range(plan.pp))
 
 
 def _model(model: Model) -> dict[str, str]:

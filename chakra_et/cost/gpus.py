@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,8 +16,17 @@ from chakra_et.yaml_file import read_yaml
 
 FILE = Path(__file__).with_name("gpus.json")
 _TABLE: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["gpus"]
+SUFFIXES = (".json", ".yaml", ".yml")  # of datasheets
 _NEEDED = ("vendor", "units", "clock", "watts", "cache", "memory", "kind", "peaks")
-_KNOWN = {"vendor": ("nvidia", "amd"), "kind": ("HBM", "GDDR")}
+_CHOICES = {"vendor": ("nvidia", "amd"), "kind": ("HBM", "GDDR"), "like": ("", *_TABLE)}
+_PEAKS = ("16 bit", "8 bit", "tf32", "float", "double")
+_COUNT, _BYTES = {"": 1.0}, {"KB": 1e3, "MB": 1e6}
+# Numbers with their units, and what they are where nothing is said.
+_NUMBERS: dict[str, tuple[dict[str, float], str]] = {
+    **{"units": (_COUNT, ""), "watts": ({"": 1.0, "W": 1.0}, ""), "parts": (_COUNT, "1")},
+    **{"clock": ({"MHz": 1e6, "GHz": 1e9}, ""), "cache": (_BYTES, ""), "near": (_BYTES, "128 KB")},
+    "threads": (_COUNT, "2048"),
+}
 _PRECISIONS = {"double": ("double",), "float": ("float",), "tf32": ("tf32", "float"), "8 bit": ("8 bit",)}
 
 
@@ -56,7 +64,9 @@ class Gpu:
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU ``name`` of the table, in any case. Raises ``TraceError``."""
+    """The GPU ``name`` of the table, in any case, or of a datasheet's file. Raises ``TraceError``."""
+    if name.endswith(SUFFIXES):
+        return datasheet(Path(name))
     known = {key.lower(): key for key in names()}
     short = re.sub(r"[\s_]", "", name).lower()
     if short not in known:
@@ -70,28 +80,40 @@ def datasheet(path: Path) -> Gpu:
     """The GPU that a JSON or YAML file describes as ``gpus.json`` does, with its ``name``, or a file of
     ``chakra-et measure-gpu``. Raises ``TraceError``."""
     try:
-        entry = read_yaml(path) if path.suffix in (".yaml", ".yml") else read_json(path)
-        missing = [key for key in _NEEDED if key not in entry]
-        if missing:
-            raise TraceError(f"{path}: the datasheet lacks {', '.join(missing)}")
-        for key, known in _KNOWN.items():
-            if entry[key] not in known:
-                raise TraceError(f"{path}: {key} {entry[key]!r} is unknown: use {' or '.join(known)}")
-        for key in ("units", "watts"):
-            if not 0 < float(entry[key]) < math.inf:
-                raise TraceError(f"{path}: {key} {entry[key]!r} must be above 0")
-        if "16 bit" not in entry["peaks"]:
-            raise TraceError(f"{path}: the datasheet's peaks lack '16 bit', of dense matrix products")
+        entry = read_json(path) if path.suffix == ".json" else read_yaml(path)
+        if not isinstance(entry, dict) or not isinstance(entry.get("peaks", {}), dict):
+            raise TraceError("no datasheet of a GPU: give settings and peaks as 'name: value'")
+        _check(entry)
         return read(str(entry.get("name", path.stem)), entry)
     except (OSError, ImportError, ValueError, TypeError, AttributeError) as error:
-        raise TraceError(f"{path}: no datasheet of a GPU: {error}") from error
+        raise TraceError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+
+
+def _check(entry: Mapping[str, Any]) -> None:
+    known = {*_NEEDED, *_CHOICES, *_NUMBERS, "name", "called", "source", "measured", "shapes", "held"}
+    peaks = entry.get("peaks", {})
+    for words, wrong in (
+        ("lacks", {*_NEEDED} - {*entry}),
+        ("has no setting", {*entry} - known),
+        ("lacks, of dense products, the peak", {"16 bit"} - {*peaks}),
+        (f"has the peaks {', '.join(_PEAKS)}, not", {*peaks} - {*_PEAKS}),
+    ):
+        if wrong:
+            raise TraceError(f"the datasheet {words} {', '.join(sorted(map(str, wrong)))}")
+    for key, choices in _CHOICES.items():
+        if entry.get(key, choices[0]) not in choices:
+            raise TraceError(f"{key} {entry[key]!r} is unknown: use {' or '.join(filter(None, choices))}")
 
 
 def by_driver(text: str) -> str | None:
     """The GPU of the table that a driver's name means, as "NVIDIA A100-SXM4-80GB": not A10 for A100, nor B200
     for GB200. None for none.
     """
-    found = [(match.end() - match.start(), each) for each in names() if (match := _called(each, text))]
+    found = []
+    for name, entry in _TABLE.items():
+        words = entry.get("called") or re.sub(r"(?<=[A-Z])(?=\d)", r"\\s?", name)
+        if match := re.search(rf"(?<![A-Za-z0-9]){words}(?![A-Za-z0-9])", text):
+            found.append((match.end() - match.start(), name))
     return max(found)[1] if found else None
 
 
@@ -100,31 +122,31 @@ def names() -> list[str]:
     return list(_TABLE)
 
 
-def _called(name: str, text: str) -> re.Match[str] | None:
-    words = _TABLE[name].get("called") or re.sub(r"(?<=[A-Z])(?=\d)", r"\\s?", name)
-    return re.search(rf"(?<![A-Za-z0-9]){words}(?![A-Za-z0-9])", text)
-
-
 def entry(name: str) -> dict[str, Any]:
     """What ``gpus.json`` says of a GPU."""
     return dict(_TABLE[name])
 
 
 def read(name: str, entry: Mapping[str, Any]) -> Gpu:
-    """A GPU from an entry in the form of ``gpus.json``; ``name``: "" for the entry's own."""
+    """A GPU from an entry in the form of ``gpus.json``; ``name``: "" for the entry's own. Raises
+    ``TraceError``.
+    """
     return Gpu(
-        name or str(entry["name"]),
-        entry["vendor"],
-        int(entry["units"]),
-        float(entry["clock"].removesuffix(" MHz")) * 1e6,
-        float(entry["watts"]),
-        float(entry["cache"].removesuffix(" MB")) * 1e6,
-        parse_bandwidth(entry["memory"]),
-        entry["kind"],
-        {kind: parse_rate(text) for kind, text in entry["peaks"].items()},
-        int(entry.get("parts", 1)),
-        entry.get("like", ""),
-        entry.get("measured", {}),
-        int(entry.get("threads", 2048)),
-        float(entry.get("near", "128 KB").removesuffix(" KB")) * 1e3,
+        name=name or str(entry["name"]),
+        memory=parse_bandwidth(str(entry["memory"])),
+        peaks={kind: parse_rate(str(text)) for kind, text in entry["peaks"].items()},
+        **{
+            key: _number(key, str(entry.get(key, default)), units)
+            for key, (units, default) in _NUMBERS.items()
+        },
+        **{key: entry[key] for key in (*_CHOICES, "measured") if key in entry},
     )
+
+
+def _number(key: str, text: str, units: Mapping[str, float]) -> Any:
+    """``1830 MHz`` in Hz, ``50 MB`` in bytes, counts as they are."""
+    found = re.fullmatch(r"(\d+\.?\d*) ?([A-Za-z]*)", text)
+    if not found or found[2] not in units or not float(found[1]) > 0:
+        unit = f" in {' or '.join(filter(None, units))}" if units is not _COUNT else ""
+        raise TraceError(f"{key} {text!r}: give a number above 0{unit}")
+    return int(found[1]) if units is _COUNT else float(found[1]) * units[found[2]]

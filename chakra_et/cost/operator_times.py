@@ -324,7 +324,7 @@ def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuMo
     """The GPU ``name`` of the table or the one that a file describes, with its own parameters or other ones.
     Raises ``TraceError``.
     """
-    gpu = gpus.datasheet(Path(name)) if name.endswith((".json", ".yaml", ".yml")) else gpus.gpu(name)
+    gpu = gpus.gpu(name)
     return GpuModel(kernel_times(gpu), parameters or _parameters(gpu))
 
 

@@ -12,7 +12,6 @@ network.json                                what measure-network or `fasop plan 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -209,13 +208,13 @@ def _from_file(path: str, ranks: int | None) -> Topology:
     if ranks is not None and isinstance(plans, list):
         if not plans:
             raise TraceError(f"{path}: holds no plan: write it with fasop plan --json")
-        return planned_topology(plans[0], ranks, f"{path}: its first plan")
+        return _planned(plans[0], ranks, f"{path}: its first plan")
     if ranks is not None and isinstance(entry, dict) and MODEL_FORMAT in str(entry.get("format")):
         return replace(read_model(path).topology(ranks), name=f"the network of {Path(path).name}")
     raise TraceError(f"{path}: holds neither plans nor a measured network: write the network as a line")
 
 
-def planned_topology(plan: Any, ranks: int, where: str) -> Topology:
+def _planned(plan: Any, ranks: int, where: str) -> Topology:
     """The network of one entry of a file of plans. ``where`` begins a ``TraceError``.
 
     The planner shares the bandwidth of a node among what leaves it at once, takes 5% of it for losses, and
@@ -223,31 +222,27 @@ def planned_topology(plan: Any, ranks: int, where: str) -> Topology:
     message stand for what differs.
     """
     try:
-        topology = _planned(plan, plan["cluster"])
+        cluster = plan["cluster"]
+        kinds = {gpu["name"]: gpu for gpu in cluster["gpus"]}
+        used = [kinds[name] for name in dict.fromkeys(plan["placement"])]
+        per_node, nodes = int(cluster["gpus_per_node"]), len(plan["placement"])
+        intra = min(gpu["intra_bandwidth"] / (per_node if gpu["shared_bus"] else 1) for gpu in used) / 8
+        inter = min(gpu["inter_bandwidth"] for gpu in used) / 8 / INTER_LOSS / per_node
+        intra_ns = max(gpu["intra_latency"] for gpu in used) * 1e9 or HOP_NS
+        inter_ns = max(gpu["inter_latency"] for gpu in used) * 1e9 or HOP_NS
+        name = f"{cluster['name']} as planned"
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
         raise TraceError(f"{where} isn't a plan that can be read: write it with fasop plan --json") from None
-    if topology.ranks != ranks:
+    if (planned := per_node * nodes) != ranks:
         raise TraceError(
-            f"{where} is for {topology.ranks} GPUs, and the set has {ranks} ranks: give the plan of this set"
+            f"{where} is for {planned} GPUs, and the set has {ranks} ranks: give the plan of this set"
         )
     if ranks < 2:
         raise TraceError(f"{where} is for one GPU: there is no network to simulate")
-    return topology
-
-
-def _planned(plan: Mapping[str, Any], cluster: Mapping[str, Any]) -> Topology:
-    kinds = {gpu["name"]: gpu for gpu in cluster["gpus"]}
-    used = [kinds[name] for name in dict.fromkeys(plan["placement"])]
-    per_node, nodes = int(cluster["gpus_per_node"]), len(plan["placement"])
-    intra = min(gpu["intra_bandwidth"] / (per_node if gpu["shared_bus"] else 1) for gpu in used) / 8
-    inter = min(gpu["inter_bandwidth"] for gpu in used) / 8 / INTER_LOSS / per_node
-    intra_ns = max(gpu["intra_latency"] for gpu in used) * 1e9 or HOP_NS
-    inter_ns = max(gpu["inter_latency"] for gpu in used) * 1e9 or HOP_NS
     dimensions = (Dimension(per_node, intra, intra_ns), Dimension(nodes, inter, inter_ns))
     note = (
         "the planner's links are shared, lossy and unequal, and a dimension has one bandwidth: the bytes of "
         "each message and collective are those with which it lasts as long as planned"
     )
-    name = f"{cluster['name']} as planned"
     kept = tuple(dimension for dimension in dimensions if dimension.size > 1)
     return Topology(kept, name=name, notes=(note,), effective=True)

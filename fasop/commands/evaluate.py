@@ -1,7 +1,7 @@
 """``python -m fasop evaluate PLAN``: what a given plan takes, without a search.
 
 python -m fasop evaluate layouts.yaml
-python -m fasop evaluate layouts.yaml --cluster measured.yaml --costs costs.json
+python -m fasop evaluate layouts.yaml --costs costs.json
 python -m fasop evaluate plans.json --rank 2 --json
 python -m fasop evaluate --rows training_runs.csv
 
@@ -24,7 +24,6 @@ from chakra_et.text import printable
 from fasop.errors import PlanError
 from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.training_runs import expressible, predicted, read_runs, refused
-from fasop.inputs.clusters import check_gpus, check_nodes, load_clusters
 from fasop.inputs.costs import PUBLISHED, check_cost_name, read_costs
 from fasop.output.report import expected_error, options_line, speed
 from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
@@ -38,7 +37,6 @@ class Config:
     plan: str = cli.option("YAML file of layouts, or file of 'plan --json'", "", positional=True)
     rows: str = cli.option("CSV of published training runs, in place of a plan", "")
     rank: int = cli.option("which plan of a file of 'plan --json', counted from 1", 1)
-    cluster: str = cli.option("preset or YAML file, instead of the plan's cluster", "")
     models_file: str = cli.option("YAML file of models", "")
     costs: tuple[str, ...] = cli.option("cost files, before the published costs", ())
     json: bool = cli.option("print the estimates as JSON", False)
@@ -47,7 +45,7 @@ class Config:
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(Config, argv, description="Estimate a given plan, without a search.")
     if config.rows:
-        return _published(Path(config.rows), config.models_file, config.json)
+        return _show(config.json, *_published(Path(config.rows), config.models_file))
     if not config.plan:
         raise PlanError("give a file of layouts or plans, or --rows FILE.")
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
@@ -64,60 +62,51 @@ def main(argv: Sequence[str] | None = None) -> int:
             where = "" if isinstance(each, PlanError) else f"{config.plan}: {each.name}: "
             print(printable(f"error: {where}{error}"), file=sys.stderr)
             status = 2
+    return _show(config.json, given, found) or status
+
+
+def _show(as_json: bool, given: list[Described], found: list[Estimate]) -> int:
+    """Print estimates; 2 where there is none."""
     if not found:
-        return status
-    if config.json:
+        return 2
+    if as_json:
         pairs = zip(given, found, strict=True)
         rows = [{"name": each.name, "measured": each.measured, **asdict(one)} for each, one in pairs]
         print(json.dumps(rows, indent=1))
-        return status
+        return 0
     lines = _summary(given, found)
     if len(given) == 1:
         layout, gpus = given[0].layout, _gpus(given[0].layout.stages)
         lines += ["", *_stages(given[0], found[0]), ""]
         lines.append(f"It trains {speed(layout.model, layout.cluster, gpus, found[0].step)}.")
         lines.append(f"It runs with {options_line(given[0].options)}.")
-        lines.append(expected_error(set(gpus), layout.model, given[0].options))
-    notes = dict.fromkeys(f"note: {note}" for one in found for note in one.notes)
+        lines.append(expected_error(layout.cluster, set(gpus), layout.model, given[0].options))
+    counts = Counter(note for one in found for note in one.notes)
+    notes = [
+        f"note: {f'{count} of {len(found)}: ' * (len(found) > 1)}{note}" for note, count in counts.items()
+    ]
     print("\n".join([*lines, *([""] if notes else []), *notes]))
-    return status
+    return 0
 
 
-def _published(path: Path, models: str, as_json: bool) -> int:
+def _published(path: Path, models: str) -> tuple[list[Described], list[Estimate]]:
+    """The runs of a table that can be expressed, their steps as they are compared; says why others can't."""
     runs = read_runs(path, Path(models) if models else None)
-    found = [(run, *predicted(run, layout)) for run, layout in expressible(runs)]
-    if as_json:
-        rows = [
-            {"name": run.name, "measured": run.seconds, "step": step, "assumed": run.assumed}
-            for run, step, _ in found
-        ]
-        print(json.dumps(rows, indent=1))
-    else:
-        table = [["", "measured s", "predicted s", "error"]]
-        for run, step, _ in found:
-            error = f"{step / run.seconds - 1:+.1%}"
-            table.append([run.name, f"{run.seconds:.3f}", f"{step:.3f}", error])
-        print("\n".join(text.table(table, right={1, 2, 3})))
-    assumed = Counter(what for run in runs for what in run.assumed)
-    assumed += Counter(note for *_, one in found for note in one.notes if "no published" in note)
-    notes = [f"note: {count} rows: {what}" for what, count in assumed.items()]
-    notes += [f"refused: {count} rows: {reason}" for reason, count in refused(runs).items()]
-    print("\n".join(map(printable, notes)), file=sys.stderr)
-    return 0 if found else 2
+    given, found = [], []
+    for run, layout in expressible(runs):
+        step, one = predicted(run, layout)
+        given.append(Described(run.name, layout, run.options, run.seconds))
+        found.append(replace(one, step=step, notes=(*run.assumed, *one.notes)))
+    for reason, count in refused(runs).items():
+        print(printable(f"refused: {count} rows: {reason}"), file=sys.stderr)
+    return given, found
 
 
 def _given(config: Config) -> Iterator[Described | PlanError]:
     if not config.plan.endswith(".json"):
-        yield from read_layouts(config.plan, config.cluster, config.models_file)
+        yield from read_layouts(config.plan, config.models_file)
         return
     plan = pick_plan(config.plan, config.rank)
-    if config.cluster:
-        where, clusters = f"--cluster {config.cluster}", load_clusters(config.cluster)
-        if len(clusters) > 1 or set(plan.placement) - {gpu.name for gpu in clusters[0].gpus}:
-            raise PlanError(f"{where}: give one cluster that has {', '.join(sorted(set(plan.placement)))}.")
-        check_nodes(where, clusters[0], plan.placement)
-        check_gpus(f"{where}: tp × dp × pp", clusters[0], plan.placement, plan.tp * plan.dp * plan.pp)
-        plan = replace(plan, cluster=clusters[0])
     yield Described(f"plan {config.rank}", of_plan(plan), plan.options)
 
 

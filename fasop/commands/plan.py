@@ -21,7 +21,7 @@ from typing import Literal, get_args
 from chakra_et import cli, files
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster, load_clusters
-from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, cost_name, read_costs
+from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
 from fasop.plans.options import Attention, Options, Recompute
@@ -53,7 +53,7 @@ class Config:
     oom: bool = cli.option("show plans that do not fit into memory too", False)
     recipe: Literal["auto", "modern", "plain"] = cli.option(
         "modern: FlashAttention, sequence parallelism, sharded optimizer; plain: only what flags turn on; "
-        "auto: modern where a model has no measured costs",
+        "auto: modern where a model has no measured costs on these GPUs",
         "auto",
     )
     recompute: Literal[Recompute, "auto"] = exact_flag("activations computed again; auto: best", "none")
@@ -120,7 +120,7 @@ class Config:
         return Goal(self.objective, self.top, self.max_step_time, self.all or self.oom, **degrees)
 
     def options(self, is_measured: bool) -> list[Options]:
-        """The ways to run the job that are tried; is_measured: some cost file has the model."""
+        """The ways to run the job that are tried; is_measured: on one of the GPUs, by some cost file."""
         modern = self.recipe == "modern" or self.recipe == "auto" and not is_measured
         same = {each.name: getattr(self, each.name) for each in fields(Options) if hasattr(self, each.name)}
         same |= {
@@ -131,7 +131,11 @@ class Config:
             "attention": "flash" if modern else self.attention,
             "precision": "mixed" if self.precision == "bf16" else self.precision,
         }
-        ways = get_args(Recompute) if self.recompute == "auto" else (self.recompute,)
+        if self.recompute != "auto":
+            return [Options(**same)]
+        # Stages that choose for themselves try every one; fused attention keeps no scores to compute again.
+        fused = same["attention"] == "flash"
+        ways = ("none",) if self.per_stage else ("none", "full") if fused else get_args(Recompute)
         return [Options(**{**same, "recompute": way}) for way in ways]
 
 
@@ -144,13 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         files.write_text(Path(config.picture), report.scatter(plans))
         print(f"{len(plans)} plans: {config.picture}", file=sys.stderr)
     if config.csv:
-        if config.csv == "-":
-            print(report.csv_text(rows), end="")
-            return 0
-        if config.csv.endswith(".parquet"):
-            report.parquet_file(Path(config.csv), rows)
-        else:
-            files.write_text(Path(config.csv), report.csv_text(rows))
+        report.write_rows(config.csv, rows)
         print(f"{len(rows)} rows: {config.csv}", file=sys.stderr)
         return 0
     if config.json:
@@ -168,6 +166,8 @@ def found(
     batch, seq = config.global_batch or model.global_batch, config.seq or model.seq
     model = replace(model, global_batch=batch, seq=seq).split_sequences(config.cp)
     clusters = load_clusters(config.cluster)
+    if config.objective != "time" and not any(cluster.price_per_hour for cluster in clusters):
+        raise PlanError(f"{config.cluster} has no prices: give a cluster file with price_per_hour.")
     if config.budget is not None:
         cheapest = min(clusters, key=lambda cluster: cluster.price_per_hour)
         clusters = [cluster for cluster in clusters if cluster.price_per_hour <= config.budget]
@@ -177,16 +177,22 @@ def found(
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs)), *costs]
     check_cost_name(cost_files, model)
     if config.cost_model == "hpdc24":
-        return *_hpdc24(config, model, clusters, cost_files), clusters
-    plans = _exact(config, model, clusters, cost_files)
-    return plans, [report.csv_row(plan) for plan in plans] if config.csv else [], clusters
+        plans, rows = _hpdc24(config, model, clusters, cost_files)
+    else:
+        plans = _exact(config, model, clusters, cost_files)
+        rows = [report.csv_row(plan) for plan in plans] if config.csv else []
+    if not plans:
+        raise PlanError(config.goal.no_plan(model.name, [cluster.name for cluster in clusters]))
+    return plans, rows, clusters
 
 
 def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]) -> list[Plan]:
-    from fasop.search.search import no_plan, search
+    from fasop.search.search import search
 
     iterations = config.steps_of(model.global_batch * model.seq)
-    options = config.options(bool(cost_name(cost_files, model)))
+    gpus = {gpu.costs_of for cluster in clusters for gpu in cluster.gpus}
+    entries = {(each.model, each.gpu) for file in cost_files for each in file.entries}
+    options = config.options(any((of, gpu) in entries for of in (model.name, model.costs) for gpu in gpus))
     goal, idle = config.goal, config.idle and not config.all  # every row of every shape is one for all GPUs
     if config.interleave:
         from fasop.search.planner import WIDER, interleave
@@ -196,8 +202,6 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
     plans = search(model, clusters, cost_files, options, goal, *more)
     if config.interleave:
         plans = interleave(plans, cost_files, iterations)
-    if not plans:
-        raise PlanError(no_plan(model, clusters, goal))
     if config.objective == "pareto" and goal.everything and not config.all:
         plans = pareto_front(plans, by_time_and_price)
     return plans if config.all or config.objective == "pareto" else plans[: config.top]
@@ -211,10 +215,6 @@ def _hpdc24(
     costs = published_costs(cost_files, model)
     sharded = config.zero == 1
     kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, config.all)
-    if not kept:
-        from fasop.search.search import no_plan
-
-        raise PlanError(no_plan(model, clusters, config.goal))
     rows = []
     if config.csv:
         rows = [csv_row(row, clusters[row.cluster], config.steps_of(1)) for row in kept]
@@ -225,7 +225,6 @@ def _hpdc24(
 
 def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:
     model = plans[0].model
-    is_computed = any("computed from" in note for note in plans[0].notes)
     where = report.cluster_line(clusters[0]) if len(clusters) == 1 else f"{len(clusters)} clusters"
     count = f"{model.parameters:,} parameters, " if model.parameters else ""
     steps = f"{config.steps_of(1):,} steps" if config.iterations or config.cost_model == "hpdc24" else ""
@@ -236,9 +235,11 @@ def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[st
         *report.table(plans, f"$ for {steps or config.tokens}"),
         "",
         *report.reasons(plans, config.objective),
-        *(report.faster_flags(plans[0]) if is_computed else []),
+        *report.faster_flags(plans[0]),
         "",
         *report.stages(plans[0]),
     ]
     notes = dict.fromkeys(f"note: {note}" for plan in plans for note in plan.notes)
+    if config.cluster[0].isdigit() and clusters[0].gpus[0].shared_bus:
+        notes["note: PCIe is that of one slow box that was measured: give your own in a cluster file"] = None
     return lines + (["", *notes] if notes else [])

@@ -52,11 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before minutes of measuring: whether the file can be written.
     if Path(config.output).is_dir():
         raise PlanError(f"--output {config.output}: it is a folder: give a file.")
-    try:
-        with files.scratch_folder(Path(config.output)):
-            pass
-    except OSError as error:
-        raise PlanError(f"--output {config.output}: can't be written: {error.strerror or error}.") from None
+    with files.scratch_folder(Path(config.output)):
+        pass
     notes: tuple[str, ...] = ()
     if config.from_et:
         paths = [Path(name) for name in config.from_et]

@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from chakra_et import cli, files
 from chakra_et.report.schedule import Kind, Picture, Span, schedule_page
-from fasop.plans.plan import Plan, pick_plan, plans_json
+from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule import events as events_
 from fasop.schedule.events import Event
 
@@ -40,8 +38,7 @@ class Config:
     plan: str = cli.option("file that 'plan --json' printed", positional=True)
     rank: int = cli.option("which of its plans, counted from 1", 1)
     picture: str = cli.option("page to write, .html", "")
-    et: bool = cli.option("write an .et file for every rank, and a folder for ASTRA-sim", False)
-    bundle: bool = cli.option("with --et: the folder that ASTRA-sim runs", True)
+    et: bool = cli.option("write an .et file for every rank", False)
     output: str = cli.option("folder of the .et files", ".")
     name: str = cli.option("name of the .et files (default: model and cluster)", "")
 
@@ -74,31 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = config.name or re.sub(r"[^\w.+-]+", "_", f"{plan.model.name}_{plan.cluster.name}")
         written = traces.write(plan, found, Path(config.output), name)
         lines.append(f"traces: {len(written)} files {Path(config.output) / name}.*.et")
-        if config.bundle:
-            lines += _bundle(plan, Path(config.output), name)
     print("\n".join(lines))
     return 0
-
-
-def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
-    """Write the folder that ASTRA-sim runs, on the network that the plan assumes.
-
-    What was written, or why nothing was. Its README states what ASTRA-sim's network can't express.
-    """
-    from chakra_et.astra.bundle import write_bundle
-    from chakra_et.astra.prepare import ranks_of
-    from chakra_et.cost.topology_text import planned_topology
-    from chakra_et.errors import TraceError
-    from chakra_et.et.sets import read_set
-
-    path = folder / f"{name}_astra-sim"
-    try:
-        found = read_set(str(folder / name))
-        entry = msgspec.json.decode(plans_json([plan]))["plans"][0]
-        notes = write_bundle(ranks_of(found), planned_topology(entry, len(found.files), "the plan"), path)
-    except TraceError as error:
-        return [f"no folder for ASTRA-sim: {error}"]
-    return [*(f"note: {note}" for note in notes), f"ASTRA-sim: {path / 'run.sh'}"]
 
 
 def picture(plan: Plan, events: list[Event]) -> Picture:

@@ -62,9 +62,9 @@ _CAST_BYTES = 4  # per number of an operand: read in 16 bits, written in 8, alon
 
 @functools.cache
 def hardware(name: str) -> Gpu | None:
-    """The GPU that cluster files call so; None for one that is in no table."""
+    """The GPU that cluster files call so, or of a datasheet's file; None for one that is in no table."""
     called, memory = CALLED.get(name, (name, 0.0))
-    if called not in gpus.names():
+    if called not in gpus.names() and not name.endswith(gpus.SUFFIXES):
         return None
     found = gpus.gpu(called)
     return replace(found, memory=memory) if memory else found

@@ -96,7 +96,8 @@ class Compute:
         """
         gpu, name, speed = kind.costs_of, kind.name, kind.speed
         source = next((each for each in reversed(self.sources) if each.degrees(gpu)), None)
-        notes = () if gpu == name and speed == 1 else (f"{name}: costs of {gpu} divided by {speed:g}",)
+        slower = f" divided by {speed:g}" if speed != 1 else ""
+        notes = () if gpu == name and not slower else (f"{name}: costs of {gpu}{slower}",)
         degrees, included = [], False
         if source is not None and ep == 1:
             degrees, included = source.degrees(gpu), source.file.collectives == "included"
@@ -127,8 +128,8 @@ class Compute:
             measured = {entry for source in self.sources for entry, _, _ in source.entries}
             near = nearest(gpu, {*gpus.names(), *CALLED, *measured})
             raise PlanError(
-                f"no costs of {self.model.name} on GPU {gpu!r}: in the cluster file give {name} 'like' and "
-                f"'speed', or measure it with 'fasop profile': {near}"
+                f"no costs of {self.model.name} on GPU {gpu!r}: in the cluster file give {name} 'like' (a "
+                f"GPU or the file of a datasheet) and 'speed', or measure it with 'fasop profile': {near}"
             )
         notes = [f"{self.model.name} on {gpu}: not measured, computed from the GPU's datasheet"]
         notes += [text for text in (self.skipped, self.model.remark) if text]

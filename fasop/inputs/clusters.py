@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +124,6 @@ class Cluster:
         return [next(left[name]) for name in placement]
 
 
-# GiB of one GPU of ``chakra_et``'s table.
-MEMORY = {
-    **{"A100": 80, "A100-40GB": 40, "H100": 80, "H100-HBM2E": 96, "H200": 141, "H200-NVL": 141},
-    **{"B200": 180, "GB200": 186, "B300": 270, "GB300": 270, "MI300X": 192, "MI325X": 256, "V100": 32},
-    **{"T4": 16, "A10": 24, "L40S": 48, "RTX3090": 24},
-}
-
-
 def of_gpus(name: str, count: int) -> Cluster:
     """So many GPUs of ``chakra_et``'s table, in nodes as they are sold. Raises ``PlanError``."""
     # Not loaded where clusters are files.
@@ -144,23 +136,29 @@ def of_gpus(name: str, count: int) -> Cluster:
         raise PlanError(f"{count}x{name}: no GPU {name!r} is known: {nearest(name, known.values())}")
     name = known[name.upper()]
     try:
-        of = networks.gpu(name)
-    except TraceError:  # no link of its own: those of a GPU on PCIe
-        of = replace(networks.gpu("L40S"), name=name)
+        of, inside = networks.gpu(name), nccl.node(name, "")
+    except TraceError:  # no link of its own: that of a GPU on PCIe
+        of, inside = networks.gpu("L40S"), None
     # Racks of 72 are mostly used as 64.
     size = min(of.domain if count % of.domain == 0 else 2 ** int(math.log2(of.domain)), count)
     if count > size and (not of.network or count % size):
         why = f"is no multiple of {size}" if of.network else "need a network, which isn't known for them"
         raise PlanError(f"{count}x{name}: {count} GPUs {why}: give a cluster file.")
-    inside = nccl.node(of.name, of.link) if of.name in MEMORY and of.link else None
-    rate = inside.bus_of(8) if inside else of.bandwidth
+    on_bus = of.link == "PCIe"
+    rate = inside.bus_of(min(size, 8) if on_bus else 8) if inside else of.bandwidth
     hop = max((inside.latency(8) / 1e9 - COLLECTIVE_START) / 14, 1e-6) if inside else 0.0
     called = "A100-80GB" if name == "A100" else name  # as cluster files call them
     gpu = Gpu(
-        *(called, MEMORY.get(name, 16), 0.0, 8 * (of.network or of.bandwidth) * size, 8 * rate),
+        *(
+            called,
+            float(gpus.entry(name)["held"].split()[0]),
+            0.0,
+            8 * (of.network or of.bandwidth) * size,
+            8 * rate,
+        ),
         intra_latency=hop,
         gpu_bandwidth=8 * of.network,
-        shared_bus=of.link == "PCIe",
+        shared_bus=on_bus,
     )
     return Cluster(f"{count}x{name}", size, (gpu,), (count // size,))
 
@@ -240,7 +238,10 @@ def _expand(file: str, name: str, entries: dict[str, Any]) -> list[Cluster]:
         at = f"{where}: GPU {gpu_name}"
         settings = read_mapping(at, own, [*GPU_KINDS, "nodes"])
         counts.append(_counts(at, settings.pop("nodes", None)))
-        gpus.append(Gpu(name=str(gpu_name), **read_settings(at, settings, GPU_KINDS, needed)))
+        read = read_settings(at, settings, GPU_KINDS, needed)
+        if read.get("like", "").endswith((".json", ".yaml", ".yml")):
+            read["like"] = str(Path(file).absolute().parent / read["like"])  # a datasheet
+        gpus.append(Gpu(name=str(gpu_name), **read))
         check_gpu(at, gpus[-1], counts[-1][-1])
         if (gpus[-1].gpus_per_node or size) < 1:
             raise PlanError(f"{at}: gpus_per_node is {gpus[-1].gpus_per_node or size}: give at least 1.")

@@ -133,12 +133,6 @@ def work_ratios(measured: Model, wanted: Model) -> list[float]:
     return [ratio.get(kind, new / old) for kind in wanted.kinds]
 
 
-def cost_name(cost_files: list[CostFile], model: Model) -> str:
-    """The name under which some file has costs for a model, "" for none."""
-    known = {entry.model for file in cost_files for entry in file.entries}
-    return next((name for name in (model.name, model.costs) if name in known), "")
-
-
 def check_cost_name(cost_files: list[CostFile], model: Model) -> None:
     """Raises ``PlanError`` where a model names costs that no file has."""
     known = {entry.model for file in cost_files for entry in file.entries}

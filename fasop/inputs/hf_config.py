@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fasop.errors import PlanError, nearest
+from fasop.errors import PlanError
 from fasop.inputs.read_files import read_json
 
 SEQUENCES, LONGEST = 512, 8192  # of a step, and tokens of one, where nothing else is said
@@ -52,6 +52,9 @@ FAMILIES = {
     "bert": _PLAIN._replace(causal=False),
     "t5": _Family("", (), layer_norm=False, gated=False, tied=True),
 }
+# Families that are like another one as far as they are planned.
+ALIKE = {"kimi_k2": "deepseek_v3", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "smollm3": "llama"}
+ALIKE |= {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
 # What some families call it otherwise.
 NAMES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -68,17 +71,21 @@ def read_config(path: Path) -> dict[str, Any]:
     """The settings of ``Model`` of a ``config.json``. Raises ``PlanError``."""
     config = read_json(path, dict[str, Any], "a model's config.json", "give the file as published")
     inner = config.get("text_config")
-    return model_sizes({**config, **(inner if isinstance(inner, dict) else {})}, str(path))
+    found = model_sizes({**config, **(inner if isinstance(inner, dict) else {})}, str(path))
+    left = ["its text alone"] * bool(config.keys() & {"text_config", "vision_config", "audio_config"})
+    left += ["without its MTP modules"] * bool(config.get("num_nextn_predict_layers"))
+    return found | {"remark": "; ".join([*left, *filter(None, [found.get("remark")])])}
 
 
 def model_sizes(config: Mapping[str, Any], file: str) -> dict[str, Any]:
     """``read_config`` of settings that were read from ``file``."""
-    kind = str(config.get("model_type"))
+    given = str(config.get("model_type"))
+    kind = ALIKE.get(given, given)
     if kind not in FAMILIES:
-        near = nearest(kind, FAMILIES)
-        raise PlanError(f"{file}: model_type is {kind!r}, which can't be planned: {near}")
+        known = ", ".join(sorted([*FAMILIES, *ALIKE]))
+        raise PlanError(f"{file}: model_type is {given!r}, which can't be planned: use one of {known}.")
     try:
-        return _sizes(config, FAMILIES[kind])
+        return _sizes({**config, "model_type": kind}, FAMILIES[kind])
     except KeyError as error:
         raise PlanError(f"{file}: lacks {error.args[0]}: give a whole config.json.") from None
     except (TypeError, ZeroDivisionError) as error:
@@ -156,7 +163,7 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     if kind == "gpt_oss":
         found |= {"window": config.get("sliding_window") or 0, "stepwise": True}
     remarks = [f"{dense} layers without experts as those with them"] * bool(experts and dense)
-    windows = config.get("sliding_window") and kind != "gpt_oss"
+    windows = config.get("sliding_window") and kind != "gpt_oss" and config.get("use_sliding_window", True)
     remarks += ["sliding windows as whole sequences"] * bool(windows)
     if remarks:
         found["remark"] = f"{kind}: computed with {', '.join(remarks)}"

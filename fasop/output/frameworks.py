@@ -1,52 +1,79 @@
 """A plan as the settings of other frameworks: Megatron-Bridge (YAML), torchtitan (TOML) and DeepSpeed (JSON).
 
-Each table names a framework's own settings, by section; what a plan doesn't decide is left to the framework.
+Each table names a framework's own settings; what a plan doesn't decide is left to the framework.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from fasop.errors import PlanError
 from fasop.plans.plan import Plan
+from fasop.schedule.events import chunk_layers
 
-Settings = dict[str, dict[str, Any]]
 _MIXED = {
     **{"mixed": "bf16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"},
     "nvfp4": "bf16_with_nvfp4_mixed",
+}
+_CONVERTERS = {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}
+_PRECISIONS = {
+    **{"torchtitan": ("mixed", "fp32", *_CONVERTERS), "deepspeed": ("mixed", "fp32")},
+    "megatron-bridge": tuple(_MIXED),
 }
 
 
 def exported(plan: Plan, framework: str) -> str:
     """The text of a settings file. Raises ``PlanError`` where the framework can't run the plan."""
-    layers = "-".join(map(str, plan.layers))
-    even = len(set(plan.layers)) == 1 or framework == "megatron-bridge" and plan.virtual_stages == 1
+    model, options, stages = plan.model, plan.options, set(plan.layers)
+    titan, deepspeed = framework == "torchtitan", framework == "deepspeed"
+    unlike = model.encoder_layers or not (model.causal or deepspeed) or titan and not model.gated
+    chunked = plan.virtual_stages > 1 or plan.pp > 1 and options.zero > 1
     reasons = {
         "its stages differ in tp, micro-batch or recomputation (--per-stage)": bool(plan.choices),
-        f"its stages hold {layers} layers, {framework} has as many in each": not even,
         "it runs out of memory": plan.is_oom,
-        "the model has an encoder": plan.model.encoder_layers is not None,
-        "DeepSpeed has no context parallelism": framework == "deepspeed" and plan.model.cp > 1,
-        "DeepSpeed shares parameters among all ranks": framework == "deepspeed" and plan.options.shard > 0,
-        f"{framework} has no {plan.options.precision}": framework != "megatron-bridge"
-        and plan.options.precision not in _PRECISIONS[framework],
+        f"{framework} has no model like {model.name}": bool(unlike),
+        f"{framework} makes no CUDA graph of a step": options.cuda_graphs and (titan or deepspeed),
+        "deepspeed has as many layers in each stage": deepspeed and len(stages) > 1,
+        "deepspeed has no chunks of stages, nor stages with --zero 2": deepspeed and chunked,
+        "deepspeed has no --cp and no --hsdp": deepspeed and (model.cp > 1 or options.shard > 0),
+        f"{framework} has no {options.precision}": options.precision not in _PRECISIONS[framework],
     }
     refuse(reasons, f" to {framework}")
-    if framework == "deepspeed":
+    if deepspeed:
         return json.dumps(_deepspeed(plan), indent=2) + "\n"
-    lines = []
-    for section, values in (_torchtitan if framework == "torchtitan" else _bridge)(plan).items():
+    lines = [f"# {plan.title}: {plan.step_time:.4f} s per step"]
+    lines += [f"# not in this file: {left}" for left in not_exported(plan, framework)]
+    settings = (_torchtitan if titan else _bridge)(plan)
+    given = [(name.rpartition("."), value) for name, value in settings.items() if value is not None]
+    for section, values in itertools.groupby(given, key=lambda each: each[0][0]):
         # Numbers, texts and lists of both are written alike in JSON, YAML and TOML.
-        each = [(name, json.dumps(value)) for name, value in values.items() if value is not None]
-        if framework == "torchtitan":
+        each = [(name, json.dumps(value)) for (_, _, name), value in values]
+        if titan:
             lines += [f"[{section}]", *(f"{name} = {value}" for name, value in each), ""]
         else:
             lines += [f"{section}:", *(f"  {name}: {value}" for name, value in each)]
-    if framework == "megatron-bridge" and plan.options.precision in _MIXED:
-        lines.append(f"mixed_precision: {_MIXED[plan.options.precision]}")
-    return f"# {plan.title}: {plan.step_time:.4f} s per step\n" + "\n".join(lines).rstrip() + "\n"
+    if not titan:
+        lines.append(f"mixed_precision: {_MIXED[options.precision]}")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def not_exported(plan: Plan, framework: str) -> list[str]:
+    """What the plan needs and the framework sets elsewhere."""
+    options, deepspeed = plan.options, framework == "deepspeed"
+    wide = framework == "torchtitan" and options.precision in _CONVERTERS and plan.model.experts > 0
+    left = {
+        f"the order of the nodes, {' '.join(plan.hosts)}": len(set(plan.placement)) > 1,
+        f"{options.attention} attention": deepspeed or options.attention == "unfused",
+        f"sequences of {plan.model.seq} tokens": deepspeed,
+        f"recomputation {options.recompute}": deepspeed and options.recompute != "none",
+        "stages of PipelineModule, as many layers in each": deepspeed and plan.pp > 1,
+        "experts, whose products stay in 16 bits there": wide,
+        f"times, which are those of --engine {options.engine}": options.engine not in framework,
+    }
+    return [words for words, applies in left.items() if applies]
 
 
 def refuse(reasons: Mapping[str, bool], where: str = "") -> None:
@@ -56,69 +83,82 @@ def refuse(reasons: Mapping[str, bool], where: str = "") -> None:
             raise PlanError(f"the plan can't be exported{where}: {reason}.")
 
 
-_PRECISIONS = {"torchtitan": ("mixed", "fp8", "mxfp8", "fp32"), "deepspeed": ("mixed", "fp32")}
+def layers(plan: Plan) -> list[int]:
+    """Layers of each stage, or of each chunk in the order of the layers."""
+    chunks = [chunk_layers(plan, stage) for stage in range(plan.pp)]
+    return [chunks[stage][chunk] for chunk in range(plan.virtual_stages) for stage in range(plan.pp)]
 
 
-def _torchtitan(plan: Plan) -> Settings:
-    """Of ``torchtitan.config.job_config.JobConfig``. A rank's batch is all of its micro-batches."""
-    options, cp = plan.options, plan.model.cp
-    converters = {"fp8": ["float8"], "mxfp8": ["mx"]}.get(options.precision, [])
+def _torchtitan(plan: Plan) -> dict[str, Any]:
+    """Of ``torchtitan.config.job_config.JobConfig`` (0.2; later ones read no TOML). A rank's batch is all of
+    its micro-batches.
+    """
+    options, cp, fp8 = plan.options, plan.model.cp, plan.options.precision == "fp8"
     ranks = plan.dp // cp
     shard = max(options.shared(plan.dp) // cp, 1) if options.zero else 1
-    local = plan.micro_batches * plan.mbs if plan.pp > 1 else plan.mbs
+    names = [*(f"layers.{at}" for at in range(plan.model.layers)), "norm", "output"]
+    ends = [0, *itertools.accumulate(layers(plan))]
+    ends[-1] = len(names)
+    modules = [names[begin:end] for begin, end in itertools.pairwise(ends)]
+    modules[0] = ["tok_embeddings", *modules[0]]
     return {
-        "model": {"converters": converters},
-        "training": {
-            "seq_len": plan.model.seq * cp,
-            "local_batch_size": local,
-            "global_batch_size": plan.model.global_batch // cp,
-            "enable_cpu_offload": options.offload,
-        },
-        "parallelism": {
-            "data_parallel_replicate_degree": ranks // shard,
-            "data_parallel_shard_degree": shard,
-            "fsdp_reshard_after_forward": "always" if options.zero == 3 else "never",
-            "tensor_parallel_degree": plan.tp,
-            "enable_async_tensor_parallel": options.overlap_tensor,
-            "context_parallel_degree": cp,
-            "expert_parallel_degree": plan.ep,
-            "pipeline_parallel_degree": plan.pp,
-            "pipeline_parallel_schedule": "Interleaved1F1B" if plan.virtual_stages > 1 else "1F1B",
-            "pipeline_parallel_microbatch_size": plan.mbs,
-        },
-        "activation_checkpoint": {"mode": options.recompute},
+        "model.converters": _CONVERTERS.get(options.precision, []),
+        "compile.enable": True,
+        "training.seq_len": plan.model.seq * cp,
+        "training.local_batch_size": plan.micro_batches * plan.mbs if plan.pp > 1 else plan.mbs,
+        "training.global_batch_size": plan.model.global_batch // cp,
+        "training.mixed_precision_param": "float32" if options.precision == "fp32" else "bfloat16",
+        "training.enable_cpu_offload": options.offload,
+        "parallelism.data_parallel_replicate_degree": ranks // shard,
+        "parallelism.data_parallel_shard_degree": shard,
+        "parallelism.fsdp_reshard_after_forward": "always" if options.zero == 3 else "never",
+        "parallelism.tensor_parallel_degree": plan.tp,
+        "parallelism.context_parallel_degree": cp,
+        "parallelism.expert_parallel_degree": plan.ep,
+        "parallelism.expert_tensor_parallel_degree": plan.tp if plan.ep > 1 else None,
+        "parallelism.pipeline_parallel_degree": plan.pp,
+        "parallelism.pipeline_parallel_schedule": "Interleaved1F1B" if plan.virtual_stages > 1 else "1F1B",
+        "parallelism.pipeline_parallel_microbatch_size": plan.mbs,
+        "parallelism.module_fqns_per_model_part": modules if plan.pp > 1 else None,
+        "activation_checkpoint.mode": options.recompute,
+        "quantize.linear.float8.recipe_name": "tensorwise" if fp8 else None,
+        "quantize.linear.float8.enable_fsdp_float8_all_gather": True if fp8 and shard > 1 else None,
     }
 
 
-def _bridge(plan: Plan) -> Settings:
+def _bridge(plan: Plan) -> dict[str, Any]:
     """Of ``megatron.bridge.training.config.ConfigContainer``."""
-    options, cp = plan.options, plan.model.cp
-    model: dict[str, Any] = {
-        "tensor_model_parallel_size": plan.tp,
-        "pipeline_model_parallel_size": plan.pp,
-        "virtual_pipeline_model_parallel_size": plan.virtual_stages if plan.virtual_stages > 1 else None,
-        "context_parallel_size": cp,
-        "expert_model_parallel_size": plan.ep,
-        "sequence_parallel": options.sequence_parallel and plan.tp > 1,
-        "seq_length": plan.model.seq * cp,
-        "recompute_granularity": None if options.recompute == "none" else options.recompute,
-        "cuda_graph_impl": "local" if options.cuda_graphs else "none",
-    }
-    if options.recompute == "full":
-        model |= {"recompute_method": "uniform", "recompute_num_layers": 1}
-    if len(set(plan.layers)) > 1:
-        model["pipeline_model_parallel_layout"] = f"E{'|'.join('t' * count for count in plan.layers)}L"
+    options, cp, chunks, held = plan.options, plan.model.cp, plan.virtual_stages, layers(plan)
+    full, graphs, fsdp = options.recompute == "full", options.cuda_graphs, options.zero >= 2
+    layout = f"E{'|'.join('t' * count for count in held)}L"
     return {
-        "model": model,
-        "train": {"micro_batch_size": plan.mbs, "global_batch_size": plan.model.global_batch // cp},
-        "ddp": {
-            "use_distributed_optimizer": options.zero > 0,
-            "use_megatron_fsdp": options.zero == 3,
-            "overlap_grad_reduce": options.overlap,
-            "overlap_param_gather": options.overlap and options.zero > 0,
-            "num_distributed_optimizer_instances": plan.dp // options.shared(plan.dp),
-        },
-        "optimizer": {"optimizer_cpu_offload": options.offload},
+        "model.tensor_model_parallel_size": plan.tp,
+        "model.pipeline_model_parallel_size": plan.pp,
+        "model.virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
+        "model.pipeline_model_parallel_layout": layout if len(set(held)) > 1 else None,
+        "model.context_parallel_size": cp,
+        "model.expert_model_parallel_size": plan.ep,
+        "model.expert_tensor_parallel_size": plan.tp if plan.model.experts else None,
+        "model.sequence_parallel": options.sequence_parallel and plan.tp > 1,
+        "model.seq_length": plan.model.seq * cp,
+        "model.recompute_granularity": None if options.recompute == "none" else options.recompute,
+        "model.recompute_method": "uniform" if full else None,
+        "model.recompute_num_layers": 1 if full else None,
+        "model.cuda_graph_impl": "local" if graphs else "none",
+        "model.cuda_graph_scope": "full_iteration" if graphs else None,
+        "train.micro_batch_size": plan.mbs,
+        "train.global_batch_size": plan.model.global_batch // cp,
+        "ddp.use_distributed_optimizer": options.zero > 0,
+        "ddp.use_megatron_fsdp": fsdp,
+        "ddp.data_parallel_sharding_strategy": {2: "optim_grads", 3: "optim_grads_params"}.get(options.zero),
+        "ddp.overlap_grad_reduce": options.overlap,
+        "ddp.overlap_param_gather": options.overlap and options.zero > 0,
+        "ddp.num_distributed_optimizer_instances": plan.dp // options.shared(plan.dp),
+        "optimizer.optimizer_cpu_offload": options.offload,
+        "optimizer.optimizer_offload_fraction": 1.0 if options.offload else None,
+        # What these demand.
+        "checkpoint.ckpt_format": "fsdp_dtensor" if fsdp else None,
+        "rerun_state_machine.check_for_nan_in_loss": False if graphs else None,
     }
 
 
@@ -128,12 +168,15 @@ def _deepspeed(plan: Plan) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": options.zero, "overlap_comm": options.overlap}
     if options.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
+    experts = {"enabled": plan.ep > 1, "autoep_size": plan.ep, "expert_tensor_parallel_size": plan.tp}
     return {
         "train_batch_size": plan.model.global_batch,
         "train_micro_batch_size_per_gpu": plan.mbs,
         "gradient_accumulation_steps": plan.micro_batches,
         "bf16": {"enabled": options.precision == "mixed"},
+        "communication_data_type": "fp32" if options.gradient_bytes == 4 else "bf16",
         "zero_optimization": zero,
         "tensor_parallel": {"autotp_size": plan.tp if plan.tp > 1 else 0},
         "pipeline": {"stages": plan.pp},
+        **({"expert_parallel": experts} if plan.model.experts else {}),
     }

@@ -8,7 +8,7 @@ import csv
 import io
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -44,11 +44,9 @@ COLUMNS = (
 def cluster_line(cluster: Cluster) -> str:
     """What the cluster is and costs."""
     nodes = ", ".join(f"{n} × {gpu.name}" for gpu, n in zip(cluster.gpus, cluster.nodes, strict=True))
-    sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
-    return (
-        f"{cluster.name}: {cluster.gpu_count} GPUs in nodes of {' or '.join(map(str, sizes))} ({nodes}), "
-        f"${cluster.price_per_hour:.2f}/h"
-    )
+    each = " or ".join(map(str, sorted({cluster.size(gpu) for gpu in cluster.gpus})))
+    price = f"${cluster.price_per_hour:.2f}/h" if cluster.price_per_hour else "prices not given"
+    return f"{cluster.name}: {cluster.gpu_count} GPUs in nodes of {each} ({nodes}), {price}"
 
 
 def placement(nodes: Sequence[str]) -> str:
@@ -90,13 +88,11 @@ def table(plans: Sequence[Plan], cost: str) -> list[str]:
             row["ep"] = str(plan.ep)
         if len({each.options.recompute for each in plans}) > 1:
             row["recompute"] = plan.options.recompute
-        row |= {
-            "mem": f"{plan.fullest:.0%}" + " OOM" * plan.is_oom,
-            "$/step": f"{plan.price_per_step:.5f}",
-            cost: f"{plan.train_cost:,.0f}",
-            "nodes": f"{plan.cluster.name}: {nodes}" if many else nodes,
-            "partition": "-".join(map(str, plan.partition)),
-        }
+        row["mem"] = f"{plan.fullest:.0%}" + " OOM" * plan.is_oom
+        if any(each.price_per_step for each in plans):
+            row |= {"$/step": f"{plan.price_per_step:.5f}", cost: f"{plan.train_cost:,.0f}"}
+        row["nodes"] = f"{plan.cluster.name}: {nodes}" if many else nodes
+        row["partition"] = "-".join(map(str, plan.partition))
         rows.append(row)
     return text.table([list(rows[0]), *(list(row.values()) for row in rows)], right=set(range(len(row) - 2)))
 
@@ -119,13 +115,12 @@ def reasons(plans: Sequence[Plan], objective: str) -> list[str]:
     exact = first.cost_model == "exact"  # which has lower bounds and a known error
     compute = [f + b for f, b in zip(first.stage_forward, first.stage_backward, strict=True)]
     slowest = max(range(first.pp), key=lambda i: compute[i])
-    busy = first.micro_batches * sum(compute) / (first.pp * first.step_time)
     measure = "costs least per step" if objective == "cost" else "has the shortest step"
     lines = [
         f"Plan 1 {measure} of all that fit: {first.step_time:.4f} s for "
         f"{first.model.global_batch // first.model.cp} sequences of {first.model.seq * first.model.cp}. "
-        f"Its stages compute {busy:.0%} of that on average; stage {slowest} ({first.stage_gpu[slowest]}) "
-        f"sets the pace with {compute[slowest] * 1e3:.2f} ms for each of {first.micro_batches} micro-batches."
+        f"Stage {slowest} ({first.stage_gpu[slowest]}) sets the pace with {compute[slowest] * 1e3:.2f} ms "
+        f"for each of {first.micro_batches} micro-batches."
     ]
     sizes = {gpu.name: first.cluster.size(gpu) for gpu in first.cluster.gpus}
     ranks = [name for name in first.placement for _ in range(sizes[name])]
@@ -135,7 +130,7 @@ def reasons(plans: Sequence[Plan], objective: str) -> list[str]:
     if exact:
         lines.append(f"Its step: {_shares(first, message_time(first))}.")
         lines.append(f"Its memory: {_memory(first)}.")
-        lines.append(expected_error(set(gpus), first.model, first.options))
+        lines.append(expected_error(first.cluster, set(gpus), first.model, first.options))
     goal = attrgetter("price_per_step" if objective == "cost" else "step_time")
     alike = sum(goal(plan) <= (1 + MEAN_ERROR) * goal(first) for plan in plans)
     if exact and objective != "pareto" and alike > 1:
@@ -143,17 +138,12 @@ def reasons(plans: Sequence[Plan], objective: str) -> list[str]:
             f"Plans 1 to {alike} are within {MEAN_ERROR:.0%} of each other, the mean error of predictions "
             "where others have measured (fasop/README.md): time them before you choose."
         )
-    if exact and first.lower_bound and first.virtual_stages == 1:
-        lines.append(
-            f"No plan of its degrees can take less than {first.lower_bound:.4f} s per step "
-            f"({first.lower_bound / first.step_time:.0%} of it)."
-        )
     return lines
 
 
 def faster_flags(plan: Plan) -> list[str]:
     """A sentence where other flags would make a plan of computed times much faster on the same GPUs."""
-    if plan.cost_model != "exact" or plan.virtual_stages > 1 or plan.choices or plan.model.costs:
+    if plan.virtual_stages > 1 or plan.choices or not any("computed from" in note for note in plan.notes):
         return []
     changes: dict[str, dict[str, Any]] = {
         "--attention flash": {"attention": "flash"},
@@ -226,11 +216,11 @@ def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) 
     return f"{line}, MFU {rate / peak:.1%} (of the dense 16-bit peak)"
 
 
-def expected_error(names: set[str], model: Model, options: Options) -> str:
+def expected_error(cluster: Cluster, names: set[str], model: Model, options: Options) -> str:
     """How far off plans of this kind on these GPUs were where others have measured."""
     parts = []
     for name in sorted(names):
-        gpu = hardware(name)
+        gpu = hardware(cluster.gpu(name).costs_of)
         error = mean_error(gpu.name, model, options) if gpu else None
         parts.append(f"not judged on {name}" if error is None else f"{error:.0%} on {name}")
     return f"Expected error of the step, from plans that others have measured: {', '.join(parts)}."
@@ -296,20 +286,21 @@ def _memory(plan: Plan) -> str:
     return f"stage {stage} is the fullest: {size:.2f} of {cap:.2f} GiB ({listed})"
 
 
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows of ``COLUMNS`` as CSV."""
+def write_rows(path: str, rows: Sequence[Sequence[object]]) -> None:
+    """Rows of ``COLUMNS`` as Parquet or CSV (-: printed). Raises ``TraceError`` without pyarrow."""
+    if path.endswith(".parquet"):
+        from chakra_et.export.tables import Table, write_parquet  # not loaded where nobody wants it
+
+        table = Table({name: list(values) for name, *values in zip(COLUMNS, *rows, strict=True)})
+        with files.atomic_file(Path(path)) as handle:
+            write_parquet(table, handle)
+        return
     output = io.StringIO()
     csv.writer(output, lineterminator="\n").writerows([COLUMNS, *rows])
-    return output.getvalue()
-
-
-def parquet_file(path: Path, rows: Sequence[Sequence[object]]) -> None:
-    """Rows of ``COLUMNS`` as Parquet. Raises ``TraceError`` without pyarrow."""
-    from chakra_et.export.tables import Table, write_parquet  # not loaded where nobody wants it
-
-    table = Table({name: list(values) for name, *values in zip(COLUMNS, *rows, strict=True)})
-    with files.atomic_file(path) as handle:
-        write_parquet(table, handle)
+    if path == "-":
+        print(output.getvalue(), end="")
+    else:
+        files.write_text(Path(path), output.getvalue())
 
 
 def scatter(plans: Sequence[Plan]) -> str:

@@ -143,30 +143,26 @@ class Described:
     measured: float = 0.0
 
 
-def read_layouts(path: str, cluster: str = "", models_file: str = "") -> Iterator[Described | PlanError]:
-    """The layouts of a file; for each that can't be, why. cluster: preset or file to use instead of theirs.
-
-    Raises ``PlanError`` for a file that can't be read.
-    """
+def read_layouts(path: str, models_file: str = "") -> Iterator[Described | PlanError]:
+    """The layouts of a file; for each that can't be, why. Raises ``PlanError`` for an unreadable file."""
     for name, entry in read_yaml(Path(path), "layouts").items():
         try:
-            yield _described(f"{path}: layout {name}", name, entry, cluster, models_file)
+            yield _described(f"{path}: layout {name}", name, entry, models_file)
         except PlanError as error:
             yield error
 
 
-def _described(where: str, name: str, entry: Any, cluster_name: str, models_file: str) -> Described:
-    needed = ["model"] if cluster_name else ["model", "cluster"]
-    values = read_settings(where, entry, KINDS, needed)
+def _described(where: str, name: str, entry: Any, models_file: str) -> Described:
+    values = read_settings(where, entry, KINDS, ["model", "cluster"])
     try:
         model = find_model(values["model"], models_file)
-        clusters = load_clusters(cluster_name or values["cluster"])
+        clusters = load_clusters(values["cluster"])
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
     sizes = {key: values.get(key, getattr(model, key)) for key in ("global_batch", "seq")}
     model = replace(model, **sizes).split_sequences(values.get("cp", 1))
     if len(clusters) > 1:
-        raise PlanError(f"{where}: {values.get('cluster', cluster_name)} is a grid of clusters: give one.")
+        raise PlanError(f"{where}: {values['cluster']} is a grid of clusters: give one.")
     options = Options(**{key: value for key, value in values.items() if key in OPTIONS})
     if "stages" in values and (both := [key for key in EVEN if key in values]):
         raise PlanError(f"{where}: {both[0]} and stages exclude each other: give it to each replica.")

@@ -54,15 +54,9 @@ def search(
     """
     by_time = goal.objective == "time"
     tried = parts_of(clusters[0]) if idle and not by_time and len(clusters) == 1 else list(clusters)
-    # Stages that choose for themselves try every recomputation where none is given.
-    different = [
-        each
-        for each in options
-        if not (each.per_stage and each.recompute != "none" and replace(each, recompute="none") in options)
-    ]
     _planners[:] = [
         Planner(model, cluster, cost_files, each, iterations, idle and by_time, max_tp)
-        for cluster, each in itertools.product(tried, different)
+        for cluster, each in itertools.product(tried, options)
     ]
     tasks, problem = _tasks(model, goal, max_tp)
     if not tasks:
@@ -232,11 +226,3 @@ def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:
     planner = _planners[index]
     found = planner.best(shape, limit=limit)
     return planner.best(shape, fit=False) if found is None and everything else found
-
-
-def no_plan(model: Model, clusters: Sequence[Cluster], goal: Goal) -> str:
-    """One sentence: why a search found nothing, and what would find something."""
-    what = f"no plan of {model.name} on {clusters[0].name if len(clusters) == 1 else 'any cluster'}"
-    if goal.max_step_time is not None:
-        return f"{what} takes at most {goal.max_step_time:g} s per step: raise --max-step-time or add GPUs."
-    return f"{what} fits into memory: give --recompute auto, --fsdp, a larger --max-tp, or more GPUs."

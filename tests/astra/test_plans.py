@@ -45,7 +45,9 @@ def test_a_plan_lasts_as_long_as_planned(
         fasop(["simulate", str(tmp_path / "plan.json"), "--et", "--output", str(tmp_path), "--name", "it"])
         == 0
     )
-    folder = tmp_path / "it_astra-sim"
+    folder = tmp_path / "bundle"
+    plan = str(tmp_path / "plan.json")
+    assert main(["astra", str(tmp_path / "it"), "-o", str(folder), "--topology", plan]) == 0
     run_astra(folder)
     found = check_log(folder / "astra.log", folder)
     assert not found.unfinished

@@ -81,13 +81,31 @@ def test_a_datasheet_makes_a_gpu(tmp_path: Path) -> None:
     for changed, message in (
         ({key: each for key, each in sheet.items() if key != "watts"}, "lacks watts"),
         (sheet | {"vendor": "intel"}, "vendor 'intel' is unknown: use nvidia or amd"),
-        (sheet | {"peaks": {"float": "67 TFLOP/s"}}, "peaks lack '16 bit'"),
-        (sheet | {"units": "many"}, "no datasheet of a GPU"),
+        (sheet | {"peaks": {"float": "67 TFLOP/s"}}, "lacks, of dense products, the peak 16 bit"),
+        (sheet | {"units": "many"}, "mine.json: units 'many': give a number above 0"),
         (sheet | {"memory": "3350"}, "bandwidth"),
+        (sheet | {"clock": 1830}, "clock '1830': give a number above 0 in MHz or GHz"),
+        (sheet | {"cache": "0 MB"}, "cache '0 MB': give a number above 0 in KB or MB"),
+        (sheet | {"parts": 0}, "parts '0': give a number above 0"),
+        (sheet | {"like": "H1000"}, "like 'H1000' is unknown: use P100 or"),
+        (sheet | {"memroy": "3 TB/s"}, "has no setting memroy"),
+        (
+            sheet | {"peaks": {"16 bit": "989 TFLOP/s", "fp8": "1979 TFLOP/s"}},
+            "the peaks 16 bit, 8 bit, tf32, float, double, not fp8",
+        ),
+        (sheet | {"peaks": "989 TFLOP/s"}, "no datasheet of a GPU: give settings and peaks as"),
+        ([sheet], "no datasheet of a GPU: give settings"),
     ):
         path.write_text(json.dumps(changed))
         with pytest.raises(TraceError, match=message):
             datasheet(path)
+
+
+def test_the_datasheet_of_predict_md_can_be_read(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "PREDICT.md"
+    path = tmp_path / "h20.yaml"
+    path.write_text(guide.read_text().split("```yaml\n", 1)[1].split("```", 1)[0])
+    assert gpu(str(path)).peak("8 bit") == 296e12 and gpu(str(path)).memory == 4e12
 
 
 def test_fit_finds_the_parameters_that_made_the_times() -> None:

@@ -15,7 +15,9 @@ import yaml
 import fasop
 from fasop.commands import plan as plan_command
 from fasop.errors import PlanError
+from fasop.output import frameworks
 from fasop.output.frameworks import exported
+from fasop.plans.options import Options
 from fasop.plans.plan import Plan, plans_json
 from megatron_lm import plan_settings
 
@@ -32,15 +34,18 @@ def test_each_framework_gets_the_plan_in_its_own_words(plan: Plan) -> None:
     assert (
         bridge["model"]["tensor_model_parallel_size"] == 4 and bridge["model"]["context_parallel_size"] == 2
     )
+    assert bridge["ddp"]["data_parallel_sharding_strategy"] == "optim_grads_params"
     assert bridge["ddp"]["use_megatron_fsdp"] and bridge["model"]["seq_length"] == 8192
     assert bridge["mixed_precision"] == "bf16_with_fp8_current_scaling_mixed"
     assert bridge["train"] == {"micro_batch_size": 1, "global_batch_size": 512}
     text = exported(plan, "torchtitan")
     assert "[parallelism]\ndata_parallel_replicate_degree = 1\ndata_parallel_shard_degree = 2\n" in text
-    assert 'converters = ["float8"]' in text and "pipeline_parallel_degree = 2" in text
-    plain = replace(plan, model=replace(plan.model, cp=1), options=replace(plan.options, precision="mixed"))
+    assert 'converters = ["quantize.linear.float8"]' in text and 'recipe_name = "tensorwise"' in text
+    assert '["layers.16", "layers.17"' in text and "pipeline_parallel_degree = 2" in text
+    options = replace(plan.options, precision="mixed", zero=1)
+    plain = replace(plan, model=replace(plan.model, cp=1), options=options)
     found = json.loads(exported(plain, "deepspeed"))
-    assert found["zero_optimization"]["stage"] == 3 and found["bf16"]["enabled"]
+    assert found["zero_optimization"]["stage"] == 1 and found["bf16"]["enabled"]
     replicas = plain.dp * found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]
     assert replicas == found["train_batch_size"]
 
@@ -48,8 +53,11 @@ def test_each_framework_gets_the_plan_in_its_own_words(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("framework", "changes", "words"),
     [
-        ("deepspeed", {}, "no context parallelism"),
-        ("torchtitan", {"partition": (20, 14)}, "torchtitan has as many in each"),
+        ("deepspeed", {"options": Options()}, "has no --cp"),
+        ("deepspeed", {}, "nor stages with --zero 2"),
+        ("deepspeed", {"partition": (20, 14)}, "as many layers in each stage"),
+        ("torchtitan", {"options": Options(cuda_graphs=True)}, "makes no CUDA graph"),
+        ("megatron-bridge", {"options": Options(precision="fp32")}, "has no fp32"),
         ("megatron-bridge", {"is_oom": True}, "runs out of memory"),
     ],
 )
@@ -58,6 +66,28 @@ def test_what_a_framework_cannot_run_is_refused(
 ) -> None:
     with pytest.raises(PlanError, match=words):
         exported(replace(plan, **changes), framework)
+
+
+def test_stages_of_their_own_sizes_and_chunks_are_exported(plan: Plan) -> None:
+    """torchtitan's own rule would have given other layers to the stages, also where all have as many."""
+    plain = replace(plan, partition=(20, 14), virtual_stages=2, options=Options(zero=1))
+    layout = yaml.safe_load(exported(plain, "megatron-bridge"))["model"]["pipeline_model_parallel_layout"]
+    assert [part.count("t") for part in layout.split("|")] == [10, 7, 9, 6]
+    assert layout[0] == "E" and layout[-1] == "L"
+    (line,) = [line for line in exported(plain, "torchtitan").splitlines() if "module_fqns" in line]
+    parts = json.loads(line.partition(" = ")[2])
+    assert [len(part) for part in parts] == [11, 7, 9, 8]
+    assert parts[0][0] == "tok_embeddings" and parts[-1][-2:] == ["norm", "output"]
+    assert sum(parts, [])[1:-2] == [f"layers.{at}" for at in range(32)]
+
+
+def test_what_is_not_in_the_file_is_named(plan: Plan) -> None:
+    assert "# not in this file: times, which are those of --engine megatron" in exported(plan, "torchtitan")
+    assert "not in this file" not in exported(plan, "megatron-bridge")
+    options = replace(plan.options, precision="mixed", recompute="full")
+    assert not frameworks.not_exported(plan, "megatron-bridge")
+    left = frameworks.not_exported(replace(plan, options=options), "deepspeed")
+    assert "recomputation full" in left and "flash attention" in left
 
 
 def test_the_command_writes_the_file(plan: Plan, tmp_path: Path) -> None:
@@ -82,7 +112,8 @@ def test_torchtitan_knows_every_setting(plan: Plan) -> None:
 
 def test_deepspeed_reads_its_settings(plan: Plan) -> None:
     runtime = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed isn't installed")
-    plain = replace(plan, model=replace(plan.model, cp=1), options=replace(plan.options, precision="mixed"))
+    options = replace(plan.options, precision="mixed", zero=1)
+    plain = replace(plan, model=replace(plan.model, cp=1), options=options)
     settings = json.loads(exported(plain, "deepspeed"))
     runtime.DeepSpeedConfig(settings | {"train_batch_size": settings["train_batch_size"] // plain.dp})
 

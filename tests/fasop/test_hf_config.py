@@ -70,6 +70,23 @@ def test_a_model_has_as_many_parameters_as_its_own_code_makes(
     assert 0.49 < halves / model.parameters < 0.52
 
 
+def test_what_of_a_config_is_left_out_is_said(tmp_path: Path) -> None:
+    """Images of a Gemma 3 or Qwen-VL went without a word; Qwen 2.5 turns the windows off that it names."""
+
+    def model(config: dict[str, Any]) -> Any:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return find_model(str(tmp_path))
+
+    plain = model({"model_type": "qwen2", **GROUPED, "sliding_window": 64, "use_sliding_window": False})
+    assert plain.remark == ""
+    nested = model({"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text", **GROUPED}})
+    assert nested.remark == "its text alone" and nested.parameters == plain.parameters
+    latent = LATENT | {"q_lora_rank": 24, "n_shared_experts": 1}
+    kimi = model({"model_type": "kimi_k2", **latent, "num_nextn_predict_layers": 1})
+    assert kimi.remark.startswith("without its MTP modules; deepseek_v3: computed with 1 layers")
+    assert kimi.parameters == model({"model_type": "deepseek_v3", **latent}).parameters
+
+
 def test_a_config_is_planned_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "Tiny-Llama"
     folder.mkdir()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fasop.__main__ import main
+from fasop.commands.plan import Config
 from fasop.errors import PlanError
 from fasop.output.report import COLUMNS
 from fasop.plans.plan import plans_json, read_plans
@@ -313,6 +314,58 @@ def test_what_fsdp_gathers_is_no_compute(capsys: pytest.CaptureFixture[str]) -> 
     shared = plan["parts"][0]["sharding"]
     assert shared == pytest.approx(step["3"] - step["1"]) and shared > 0
     assert "exposed collectives of sharding" in run(capsys, *flags, "--zero", "3")
+
+
+def test_a_gpu_that_is_only_a_datasheet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """In one try from the documents: cluster files took GPUs of the table only."""
+    sheet = (Path(__file__).parents[2] / "docs" / "PREDICT.md").read_text().split("```yaml\n", 1)[1]
+    (tmp_path / "h20.yaml").write_text(sheet.split("```", 1)[0])
+    gpu = "nodes: 2, memory_gib: 95, price_per_hour: 30, inter_bandwidth: 3200e9, intra_bandwidth: 3600e9"
+    cluster = tmp_path / "mine.yaml"
+    cluster.write_text(f"clusters: {{it: {{gpus_per_node: 8, gpus: {{H20: {{{gpu}, like: h20.yaml}}}}}}}}")
+    flags = [
+        "plan",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        str(cluster),
+        "--top",
+        "1",
+        "--tp",
+        "1",
+        "--mbs",
+        "1",
+    ]
+    text = run(capsys, *flags)
+    (mfu,) = map(float, re.findall(r"MFU ([\d.]+)%", text))
+    assert (
+        40 < mfu < 100 and f"H20: costs of {tmp_path / 'h20.yaml'}\n" in text and "not judged on H20" in text
+    )
+    cluster.write_text(cluster.read_text().replace("h20.yaml", "h21.yaml"))
+    assert "h21.yaml: can't be read" in refused(capsys, *flags)
+
+
+def test_gpus_without_prices_show_no_dollars_and_none_are_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["plan", "--model", "gpt2-xl", "--cluster", "4xRTX4090", "--top", "2", "--mbs", "1"]
+    text = run(capsys, *flags)
+    assert "$" not in text and "prices not given" in text and "PCIe is that of one slow box" in text
+    assert "has no prices" in refused(capsys, *flags, "--objective", "cost")
+
+
+def test_auto_is_by_the_gpus_that_were_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """GPT-2 XL was measured on A100 and A10: on others it was planned without FlashAttention, too."""
+    flags = ["plan", "--model", "gpt2-xl", "--top", "1", "--mbs", "1", "--dp", "4"]
+    assert "flash attention" in run(capsys, *flags, "--cluster", "8xH100")
+    assert "unfused attention" in run(capsys, *flags, "--cluster", "paper-gpt2xl")
+
+
+def test_fused_attention_has_nothing_to_compute_again() -> None:
+    """Half of the table was "selective", as large and slower."""
+    config = Config("llama3-8b", "8xH100", recompute="auto")
+    assert {each.recompute for each in config.options(False)} == {"none", "full"}
+    assert len(config.options(True)) == 3
 
 
 def test_a_sweep_as_parquet_and_as_a_picture_with_its_front(

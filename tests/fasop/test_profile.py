@@ -215,7 +215,7 @@ def test_several_degrees_for_one_trace_are_refused(
     assert stopped.value.code == 2 and "--from-et" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("output, message", [("none/costs.json", "can't be written"), (".", "is a folder")])
+@pytest.mark.parametrize("output, message", [("none/costs.json", "No such file"), (".", "is a folder")])
 def test_an_output_that_can_not_be_written_is_refused_before_measuring(
     output: str,
     message: str,

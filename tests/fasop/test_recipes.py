@@ -131,6 +131,7 @@ def test_rows_are_predicted_or_refused_with_their_reason(
     assert evaluate.main(["--rows", str(path), "--json"]) == 0
     out, err = capsys.readouterr()
     (row,) = json.loads(out)
+    assert row["notes"] and row["stages"]
     assert row["measured"] == 20.1 and abs(row["step"] / 20.1 - 1) < 0.1
     assert "refused: 1 rows: its layout isn't stated." in err
     assert "refused: 1 rows: the settings of Other aren't known." in err
