@@ -215,12 +215,9 @@ def _hpdc24(
     costs = published_costs(cost_files, model)
     sharded = config.zero == 1
     kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, config.all)
-    rows = []
-    if config.csv:
-        rows = [csv_row(row, clusters[row.cluster], config.steps_of(1)) for row in kept]
+    rows = [csv_row(row, config.steps_of(1)) for row in kept] if config.csv else []
     wanted = kept if config.json else kept[: config.top]
-    each = [(row, clusters[row.cluster]) for row in wanted]
-    return [plan_of(row, model, on, costs, config.steps_of(1), sharded) for row, on in each], rows
+    return [plan_of(row, model, costs, config.steps_of(1), sharded) for row in wanted], rows
 
 
 def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Row:
     of each stage.
     """
 
-    cluster: int
+    cluster: Cluster
     placement: tuple[str, ...]
     mbs: int
     tp: int
@@ -54,6 +55,11 @@ class Row:
     step_time: float = field(init=False)
     plain: tuple[bool, float, np.ndarray] = field(init=False)
     sharded: tuple[bool, float, np.ndarray] = field(init=False)
+
+    @property
+    def price(self) -> float:
+        """$ per step."""
+        return self.cluster.price_per_hour / 3600 * self.step_time
 
 
 def published_costs(cost_files: list[CostFile], model: Model) -> Compute:
@@ -100,14 +106,11 @@ def ranked(
     if goal.max_step_time is not None:
         kept = [row for row in kept if row.step_time <= goal.max_step_time]
 
-    def price(row: Row) -> float:
-        return clusters[row.cluster].price_per_hour * row.step_time
-
     if every_row:
         return kept
     if goal.objective == "pareto":
-        return pareto_front(kept, lambda row: (row.step_time, price(row)))
-    return sorted(kept, key=price)[: goal.top] if goal.objective == "cost" else kept[: goal.top]
+        return pareto_front(kept, attrgetter("step_time", "price"))
+    return (sorted(kept, key=attrgetter("price")) if goal.objective == "cost" else kept)[: goal.top]
 
 
 def search(model: Model, clusters: list[Cluster], costs: Compute) -> list[Row]:
@@ -115,7 +118,7 @@ def search(model: Model, clusters: list[Cluster], costs: Compute) -> list[Row]:
 
     Raises ``PlanError`` for a cluster with other GPU types than the tool's two.
     """
-    rows = [row for index, cluster in enumerate(clusters) for row in _candidates(model, cluster, index)]
+    rows = [row for cluster in clusters for row in _candidates(model, cluster)]
     sums, cost_set = _unit_sums(model, clusters, costs, rows)
     for depth in {row.pp for row in rows}:
         indices = [index for index, row in enumerate(rows) if row.pp == depth]
@@ -123,14 +126,11 @@ def search(model: Model, clusters: list[Cluster], costs: Compute) -> list[Row]:
     return sorted(rows, key=lambda row: row.step_time)
 
 
-def plan_of(
-    row: Row, model: Model, cluster: Cluster, costs: Compute, iterations: int, sharded_optimizer: bool
-) -> Plan:
+def plan_of(row: Row, model: Model, costs: Compute, iterations: int, sharded_optimizer: bool) -> Plan:
     """A row as a plan. Stage memory includes the margin that the tool checks with, so that it compares."""
-    is_oom, _, memory = row.sharded if sharded_optimizer else row.plain
+    cluster, (is_oom, _, memory) = row.cluster, row.sharded if sharded_optimizer else row.plain
     notes = dict.fromkeys(note for gpu in cluster.gpus for note in costs.of(gpu, row.tp, row.mbs).notes)
     same = ("placement", "partition", "tp", "dp", "pp", "mbs", "step_time")
-    price = cluster.price_per_hour / 3600 * row.step_time
     return Plan(
         model=model,
         cluster=cluster,
@@ -147,23 +147,22 @@ def plan_of(
         stage_memory=tuple((memory * (1.0 if sharded_optimizer else MARGIN)).tolist()),
         stage_cap=tuple(row.cap.tolist()),
         is_oom=is_oom,
-        price_per_step=price,
-        train_cost=price * iterations,
+        price_per_step=row.price,
+        train_cost=row.price * iterations,
         options=Options(zero=int(sharded_optimizer), gradient_bytes=2),
         hosts=tuple(cluster.assigned(row.placement)),
         notes=tuple(notes),
     )
 
 
-def csv_row(row: Row, cluster: Cluster, iterations: int) -> tuple[object, ...]:
+def csv_row(row: Row, iterations: int) -> tuple[object, ...]:
     """A row in the published tool's columns (``report.COLUMNS``)."""
-    price = cluster.price_per_hour / 3600 * row.step_time
     memory = [value for oom, gib, _ in (row.plain, row.sharded) for value in (oom, f"{f32(gib):.4f}")]
     return (
-        *(row.mbs, row.tp, row.dp, row.pp, cluster.instances(row.placement)),
+        *(row.mbs, row.tp, row.dp, row.pp, row.cluster.instances(row.placement)),
         *(row.placement.count(FAST), row.placement.count(SLOW), list(row.partition)),
-        *(row.step_time, float(row.stage_end[0]), float(row.all_reduce[0]), row.embedding, price),
-        *(*memory, price * iterations),
+        *(row.step_time, float(row.stage_end[0]), float(row.all_reduce[0]), row.embedding, row.price),
+        *(*memory, row.price * iterations),
     )
 
 
@@ -180,7 +179,7 @@ def placements(cluster: Cluster) -> list[tuple[str, ...]]:
     return [tuple(nodes[k:] + nodes[:k]) for k in range(len(nodes))]
 
 
-def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Row]:
+def _candidates(model: Model, cluster: Cluster) -> Iterator[Row]:
     placed = placements(cluster)
     types = np.array([[(FAST, SLOW).index(name) for name in placement] for placement in placed])
     gpus = [next((gpu for gpu in cluster.gpus if gpu.name == name), cluster.gpus[0]) for name in (FAST, SLOW)]
@@ -203,7 +202,7 @@ def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Row]:
                 if model.global_batch // dp % mbs == 0:
                     message = f32(mbs * model.seq * model.hidden * 16)
                     yield Row(
-                        *(index, placement, mbs, tp, dp, pp, of.stage_type[k], memory[of.cap_type[k]]),
+                        *(cluster, placement, mbs, tp, dp, pp, of.stage_type[k], memory[of.cap_type[k]]),
                         *(message / of.boundary[k], of.data_parallel[k], float(embedding[k])),
                     )
 
