@@ -143,8 +143,6 @@ def _add_flag(
     options: dict[str, Any] = {"help": metadata.get("help", "")}
     if field.default is not dataclasses.MISSING:
         options["default"] = field.default
-    elif field.default_factory is not dataclasses.MISSING:
-        options["default"] = field.default_factory()
     if typing.get_origin(hint) in (Union, types.UnionType):  # X | None: None means that it was not given
         (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     several = typing.get_origin(hint) is tuple
