@@ -105,7 +105,8 @@ def step_ms(name: str, measured: bool = False, first: int = 0) -> float:
     files = set_of.et_files()
     traces = [et_file.read(path) for _, path in files]
     ranks = [rank for rank, _ in files]
-    answer = report(traces, ranks, make_run("", traces, ranks, read_comm_groups(set_of.groups_file)).replay())
+    run = make_run("", traces, ranks, read_comm_groups(set_of.groups_file))
+    answer = report(run, run.start_ns, run.end_ns)
     steps = [rank.steps[first:] or [rank.total] for rank in answer]
     times = [
         max((step.measured_ns or 0) if measured else step.simulated_ns for step in of_ranks)

@@ -73,12 +73,9 @@ class RunFiles:
     folder: Path
     name: str
 
-    def _of_rank(self, rank: int, ending: str) -> Path:
-        return self.folder / f"{self.name}{f'_rank{rank}' if rank else ''}_{ending}"
-
     def trace_file(self, rank: int, side: Side) -> Path:
         """The uncompressed trace; ``gz`` gives the name of the compressed one."""
-        return self._of_rank(rank, f"{side}.json")
+        return self.folder / f"{self.name}{f'_rank{rank}' if rank else ''}_{side}.json"
 
     def et_file(self, rank: int) -> Path:
         """The .et file of a rank, named as simulators expect."""
@@ -106,10 +103,6 @@ class RunFiles:
     def page_file(self) -> Path:
         """The HTML page about the run, written by ``chakra-et report``."""
         return self.folder / f"{self.name}_report.html"
-
-    def skeleton_file(self, rank: int) -> Path:
-        """What joint questions need of a rank: see ``chakra_et.ranks``."""
-        return self.folder / f"{self.name}.{rank}{SKELETON}"
 
     def et_files(self, ending: str = ".et") -> list[tuple[int, Path]]:
         """(rank, path) of the existing ``NAME.N.et``, sorted by rank; or of the files with another ending."""

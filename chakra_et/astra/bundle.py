@@ -203,13 +203,13 @@ def expected(
     graph = build_graph(list(traces.values()), ranks)
     network = network_times(graph, groups, topology)
     at_once = Timing([0] * len(ranks), graph.duration_ns)
-    simulated = astra_replay(graph, match(graph, groups), at_once, network)
+    _, end = astra_replay(graph, match(graph, groups), at_once, network)
     measured = {rank: measured_times(trace) for rank, trace in traces.items()}
     return {
         "measured": {rank: None if nodes is None else end / 1000 for rank, (nodes, end) in measured.items()},
-        "simulated": {
-            rank: float(ends.max()) / 1000 for rank, ends in zip(ranks, simulated.end_ns, strict=True)
-        },
+        "simulated": dict(
+            zip(ranks, (np.maximum.reduceat(end, graph.first[:-1]) / 1000).tolist(), strict=True)
+        ),
     }
 
 

@@ -13,7 +13,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
 from chakra_et.predict.predict import mean_step_ns
 from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, WAIT, activity
-from chakra_et.simulate.critical_path import critical_path, find_operations
+from chakra_et.simulate.critical_path import critical_path
 from chakra_et.simulate.run import Run, Setting, solve
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.simulate.timing import waits
@@ -136,7 +136,8 @@ def busy_time(run: Run) -> BusyTime:
 def host_path(run: Run, classes: np.ndarray) -> tuple[list[tuple[str, float]], float]:
     """What the host does on the critical path: [(name, share)], the most time first, and the share of
     stretches of ``LONG_NS`` and more outside of operators and calls, which are no launching."""
-    path = critical_path(run.graph, find_operations(run.matching, run.start_ns), run.start_ns, run.end_ns)
+    last = run.matching.last_members(run.start_ns)
+    path = critical_path(run.graph, last, run.start_ns, run.end_ns)
     on_host = np.isin(classes[path.node], (HOST, COMPILING, ALLOCATING, LOADING, STARTING))
     node, lasts = path.node[on_host], path.lasts_ns[on_host]
     spent, total = np.bincount(run.name_of[node], lasts, len(run.names)), max(int(lasts.sum()), 1)

@@ -95,6 +95,18 @@ class Ragged:
     offsets: np.ndarray
     values: np.ndarray
 
+    @classmethod
+    def of_edges(cls, source: np.ndarray, target: np.ndarray, count: int) -> Ragged:
+        """Of each of ``count`` rows the distinct sources of its edges, ascending, as ids from 1 on."""
+        target, source = np.divmod(np.unique(target * count + source), max(count, 1))
+        offsets = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=count))))
+        return cls(offsets.astype(np.int64), (source + 1).astype(np.uint64))
+
+    @classmethod
+    def empty(cls, count: int) -> Ragged:
+        """``count`` rows with nothing."""
+        return cls(np.zeros(count + 1, np.int64), np.zeros(0, np.uint64))
+
 
 @dataclass(eq=False, repr=False)
 class Attribute:
@@ -197,7 +209,6 @@ class ExecutionTrace:
 
     def of_rows(self, rows: np.ndarray) -> ExecutionTrace:
         """The nodes ``rows`` (int64[M]), in that order and as often as named, without dependencies."""
-        nothing = Ragged(np.zeros(len(rows) + 1, np.int64), np.zeros(0, np.uint64))
         attributes = {name: _copied(attribute, rows) for name, attribute in self.attributes.items()}
         return replace(
             self,
@@ -206,8 +217,8 @@ class ExecutionTrace:
             types=self.types[rows],
             start_micros=self.start_micros[rows],
             duration_micros=self.duration_micros[rows],
-            data_deps=nothing,
-            ctrl_deps=nothing,
+            data_deps=Ragged.empty(len(rows)),
+            ctrl_deps=Ragged.empty(len(rows)),
             inputs=self.inputs and _copied(self.inputs, rows),
             outputs=self.outputs and _copied(self.outputs, rows),
             attributes={name: taken for name, taken in attributes.items() if len(taken.rows)},

@@ -15,17 +15,22 @@ from chakra_et.et.edges import edges_of
 
 
 def take_rows(
-    trace: ExecutionTrace, rows: np.ndarray, data_deps: Ragged, without: tuple[str, ...] = ()
+    trace: ExecutionTrace,
+    rows: np.ndarray,
+    source: np.ndarray,
+    target: np.ndarray,
+    without: tuple[str, ...] = (),
 ) -> ExecutionTrace:
     """The nodes ``rows`` (int64[M]), in that order and as often as they are named, with ids 1 … M.
 
-    ``data_deps``: all their dependencies, as new ids. They lack the attributes ``without``, and dep_kinds,
-    which would be of other dependencies.
+    ``source``, ``target``: all their dependencies, as places in that order. They lack the attributes
+    ``without``, and dep_kinds, which would be of other dependencies.
     """
+    ids, deps = np.arange(1, len(rows) + 1, dtype=np.uint64), Ragged.of_edges(source, target, len(rows))
     made = trace.of_rows(rows)
     for name in ("dep_kinds", *without):
         made.attributes.pop(name, None)
-    return dataclasses.replace(made, ids=np.arange(1, len(rows) + 1, dtype=np.uint64), data_deps=data_deps)
+    return dataclasses.replace(made, ids=ids, data_deps=deps)
 
 
 def select(trace: ExecutionTrace, keep: np.ndarray, chains: np.ndarray) -> ExecutionTrace:
@@ -40,9 +45,8 @@ def select(trace: ExecutionTrace, keep: np.ndarray, chains: np.ndarray) -> Execu
     place = np.full(len(trace), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     lists = _contracted(trace, keep, chains)
-    offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64)))
     flat = np.array([parent for each in lists for parent in each], dtype=np.int64)
-    return take_rows(trace, rows, Ragged(offsets, (place[flat] + 1).astype(np.uint64)))
+    return take_rows(trace, rows, place[flat], np.repeat(np.arange(len(rows)), [*map(len, lists)]))
 
 
 def arrange(
@@ -69,10 +73,7 @@ def arrange(
     given = np.array(more, np.int64).reshape(-1, 2)
     source = np.concatenate([source, chained[0], given[:, 0]])
     target = np.concatenate([target, chained[1], given[:, 1]])
-    target, source = np.unique(np.stack([target, source]), axis=1)
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=len(rows)))))
-    data_deps = Ragged(offsets.astype(np.int64), (source + 1).astype(np.uint64))
-    made = take_rows(trace, rows, data_deps, without=("parent",))
+    made = take_rows(trace, rows, source, target, without=("parent",))
     parent = attributes.parents(trace)
     inside = np.flatnonzero(parent >= 0)
     above, below = _copied(len(trace) + 1, rows, parent[inside], inside)

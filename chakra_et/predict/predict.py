@@ -152,8 +152,8 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
 def _steps(run: Run, changed: Run, before: NodeTimes, after: NodeTimes) -> list[list[StepPrediction]]:
     """The steps of each rank of ``changed``, beside those of the measured rank that it was made of; a file
     without steps counts as one."""
-    times, found = _step_times(run, before), []
-    for at, lasting in enumerate(_step_times(changed, after)):
+    times, found = run.step_times(before.start_ns, before.end_ns), []
+    for at, lasting in enumerate(changed.step_times(after.start_ns, after.end_ns)):
         like = at % len(run.steps)
         steps = run.steps[like]
         measured = [None] * len(steps.names) if steps.measured_ns is None else steps.measured_ns.tolist()
@@ -162,21 +162,10 @@ def _steps(run: Run, changed: Run, before: NodeTimes, after: NodeTimes) -> list[
     return found
 
 
-def _step_times(run: Run, timeline: NodeTimes) -> list[list[int]]:
-    """How long each step of each trace lasts, ns; the last one to the end of the trace."""
-    edges = run.graph.first[:-1]
-    starts = np.minimum.reduceat(timeline.start_ns, edges)
-    ends = np.maximum.reduceat(timeline.end_ns, edges)
-    found = []
-    for steps, start, end in zip(run.steps, starts, ends, strict=True):
-        begins = np.where(steps.first >= 0, timeline.start_ns[steps.first], start)
-        found.append(np.diff(np.append(begins, end)).tolist())
-    return found
-
-
 def mean_step_ns(run: Run, timeline: NodeTimes) -> np.ndarray:
     """The mean step of each trace, float64[T] ns: see ``RankPrediction``."""
-    return np.array([sum(steps) / len(steps) for steps in _step_times(run, timeline)])
+    every = run.step_times(timeline.start_ns, timeline.end_ns)
+    return np.array([sum(steps) / len(steps) for steps in every])
 
 
 def _own_error(measured: np.ndarray | None, before_ns: float, after_ns: float) -> list[float]:
@@ -197,11 +186,11 @@ def bounds(run: Run, timeline: NodeTimes) -> list[dict[str, float]]:
     """
     graph, matched = timeline.setting.graph, run.operation >= 0
     # The node that each node waited for (-1: none), and the last member of its communication (or itself).
-    before, last_member = np.full(len(graph), -1, np.int64), np.arange(len(graph))
+    before, last_member = np.full(len(graph), -1, np.int64), run.matching.last_members(timeline.start_ns)
+    last_member = np.where(last_member >= 0, last_member, np.arange(len(graph)))
     source, target, lag = graph.all_edges
     binds = timeline.end_ns[source] + lag == timeline.start_ns[target]
     before[target[binds]] = source[binds]
-    last_member[matched] = run.matching.last_members(timeline.start_ns)[run.operation[matched]]
     # How long a node holds up the path, and the part of it in which unmatched communication waited.
     lasted = np.where(matched, timeline.lasting_ns, timeline.end_ns - timeline.start_ns)
     wait = np.minimum(run.graph.attribute("wait_micros", 0) * 1000, run.measured.own_ns)
@@ -299,12 +288,9 @@ def _with_dependencies(trace: ExecutionTrace, at: int, graph: ReplayGraph) -> Ex
     """The trace with the dependencies of the changed graph, all of them data dependencies."""
     first, last = graph.first[at], graph.first[at + 1]
     inside = (graph.target >= first) & (graph.target < last)
-    target, source = np.unique(
-        np.stack([graph.row[graph.target[inside]], graph.row[graph.source[inside]]]), axis=1
-    )
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=len(trace)))))
-    none = Ragged(np.zeros(len(trace) + 1, np.int64), np.zeros(0, np.uint64))
+    rows = (graph.row[nodes[inside]] for nodes in (graph.source, graph.target))
+    deps = Ragged.of_edges(*rows, len(trace))
+    deps = Ragged(deps.offsets, trace.ids[deps.values.astype(np.int64) - 1])
     # One letter for each data dependency, which no longer holds.
     attributes = {name: column for name, column in trace.attributes.items() if name != "dep_kinds"}
-    deps = Ragged(offsets.astype(np.int64), trace.ids[source])
-    return replace(trace, data_deps=deps, ctrl_deps=none, attributes=attributes)
+    return replace(trace, data_deps=deps, ctrl_deps=Ragged.empty(len(trace)), attributes=attributes)

@@ -285,7 +285,7 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
     calls, lanes = found.calls[rank], {name: int(_number(name, found)) for name in found.groups}
     origin = min(call.start_ns for call in calls)
     rows: list[tuple[str, int, int, int]] = []  # name, lane, start and end in ns
-    deps: list[list[int]] = []
+    deps: list[tuple[int, int]] = []  # rows: what is waited for, and what waits
     ended: list[tuple[int, int]] = []  # when, and the number of the row
     of_call: list[int] = []
     free: dict[str, int] = {}
@@ -294,7 +294,7 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
         at = bisect_right(ended, (call.start_ns, len(rows)))
         before = {host} | ({ended[at - 1][1]} if at else set())
         begin = max(since, ended[at - 1][0] if at else origin)
-        deps += [sorted(before - {-1}), [len(rows)]]
+        deps += [*((row, len(rows)) for row in before - {-1}), (len(rows), len(rows) + 1)]
         host, since = len(rows), call.start_ns
         of_call.append(len(rows) + 1)
         start = max(call.start_ns, free.get(call.group, 0))  # a stream has one at a time
@@ -332,15 +332,14 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
     joint = np.flatnonzero(types == NodeType.COMM_COLL)
     attributes["comm_type"] = integers([int(call.operation) for call in collectives], joint)
     attributes["comm_sequence"] = integers([call.sequence for call in collectives], joint)
-    offsets = np.concatenate(([0], np.cumsum([len(each) for each in deps])))
     return ExecutionTrace(
         ids=(nodes + 1).astype(np.uint64),
         names=strings(list(names)),
         types=types,
         start_micros=(started + 1).astype(np.uint64),
         duration_micros=lasting.astype(np.uint64),
-        data_deps=Ragged(offsets, np.array([row + 1 for each in deps for row in each], np.uint64)),
-        ctrl_deps=Ragged(np.zeros(len(rows) + 1, np.int64), np.zeros(0, np.uint64)),
+        data_deps=Ragged.of_edges(*np.array(deps).T, len(rows)),
+        ctrl_deps=Ragged.empty(len(rows)),
         attributes={name: each for name, each in attributes.items() if len(each.rows)},
         metadata={"rank": rank, "world_size": found.world, "trace_start_ns": origin},
     )

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from chakra_et.diagnose import node_classes as classes
-from chakra_et.et.columns import ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
 from chakra_et.et.node_attributes import has, set_integers, texts, with_metadata
 from chakra_et.et.rearrange import take_rows
 from chakra_et.simulate.joint import Lanes
@@ -66,14 +66,10 @@ def contract(trace: ExecutionTrace) -> ExecutionTrace:
     lane = lanes.lane[first]
     by_lane = np.lexsort((np.arange(count), lane))
     chained = lane[by_lane[1:]] == lane[by_lane[:-1]]
-    edges = np.concatenate(
-        [np.stack([target, source]), np.stack([by_lane[1:][chained], by_lane[:-1][chained]])], axis=1
-    )
-    target, source = np.unique(edges, axis=1)
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=count))))
-    deps = Ragged(offsets.astype(np.int64), (source + 1).astype(np.uint64))
+    source = np.append(source, by_lane[:-1][chained])
+    target = np.append(target, by_lane[1:][chained])
     dropped = tuple(name for name in trace.attributes if name not in ATTRIBUTES)
-    made = take_rows(trace, graph.row[first], deps, dropped)
+    made = take_rows(trace, graph.row[first], source, target, dropped)
     made = _with_sums(made, run, segment, first, count)
     made.inputs = made.outputs = None
     made.names = _names(run, first, work, begins)

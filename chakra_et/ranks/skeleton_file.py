@@ -169,7 +169,7 @@ def _trace(table: Any, metadata: dict[str, Any], kinds: dict[str, str]) -> Execu
         data_deps=Ragged(
             np.from_dlpack(deps.offsets).astype(np.int64), (np.from_dlpack(deps.values) + 1).astype(np.uint64)
         ),
-        ctrl_deps=Ragged(np.zeros(count + 1, np.int64), np.zeros(0, np.uint64)),
+        ctrl_deps=Ragged.empty(count),
         attributes=attributes,
         metadata=metadata,
     )

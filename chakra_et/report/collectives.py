@@ -81,20 +81,18 @@ def collectives(run: ReportRun) -> list[Collective]:
     keys, which = np.unique(np.stack([kind, size, graph.group[node]]), axis=1, return_inverse=True)
     which = which.reshape(-1)
     transfer = (run.end_ns - run.start_ns - run.wait_ns)[node]
-    operations, start = run.arrivals
-    first, members_of = np.full(len(operations), np.iinfo(np.int64).max), group_members(run)
-    matched = operations.of_node >= 0
-    np.minimum.at(first, operations.of_node[matched], start[matched])
+    (last_of, start), members_of = run.arrivals, group_members(run)
+    first, matched = np.full(len(graph), np.iinfo(np.int64).max), last_of >= 0  # by the last member
+    np.minimum.at(first, last_of[matched], start[matched])
     found = []
     for number, (code, each, group) in enumerate(keys.T.tolist()):
         own = node[which == number]
         name = COMM_NAMES[code]
         message = name in MESSAGES
         members = 2 if message else len(members_of[group])
-        operation = np.unique(operations.of_node[own])
-        operation = operation[operation >= 0]
-        last = operations.last[operation]
-        skew = start[last] - first[operation]
+        last = np.unique(last_of[own])
+        last = last[last >= 0]
+        skew = start[last] - first[last]
         late = Counter(graph.trace_of[last].tolist())
         whole = whole_bytes(name, each, members)
         mean = float(transfer[which == number].mean())
@@ -108,7 +106,7 @@ def collectives(run: ReportRun) -> list[Collective]:
                 whole,
                 graph.groups[group] if not message else "",
                 members,
-                len(operation) or int(np.bincount(graph.trace_of[own]).max()),
+                len(last) or int(np.bincount(graph.trace_of[own]).max()),
                 mean,
                 algorithm,
                 bus=None if algorithm is None or factor is None else algorithm * factor,

@@ -100,7 +100,8 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     doubles("comm_bytes", graph.attribute("comm_size", 0)[node])
     columns.add("comm_group", graph.group[node])
     columns.add("comm_wait", units(run.wait_ns[node]))
-    columns.add("comm_operation", run.operations.of_node[node] + 1)
+    matched = run.arrivals[0] >= 0
+    columns.add("comm_operation", np.where(matched, run.matching.operation + 1, 0)[node])
 
     memory, end = [], 0
     found = [*curves(run), *queues(run)]

@@ -224,7 +224,7 @@ def lacks(run: ReportRun, steps: list[ReportStep]) -> list[str]:
         found.append("no operation counts: rates in FLOP/s are not known")
     if run.base not in ("planned", "predicted") and not any(map(is_memory, attributes)):
         found.append("no memory: record allocations (--trace-memory, or profile_memory=True) to see it")
-    if len(run.ranks) > 1 and not len(run.operations):
+    if len(run.ranks) > 1 and not (run.arrivals[0] >= 0).any():
         found.append("no communication that all its ranks recorded: waiting can't be told from transfer")
     return [*found, *dict.fromkeys(run.lacks)]
 

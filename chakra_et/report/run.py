@@ -19,12 +19,11 @@ from chakra_et.et.node_attributes import kinds_of_edges, parents, texts
 from chakra_et.et.sets import RankSet
 from chakra_et.files import read_json
 from chakra_et.redact import redacted
-from chakra_et.simulate.critical_path import CriticalPath, Operations, critical_path, find_operations
+from chakra_et.simulate.critical_path import CriticalPath, critical_path
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report
-from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, make_run, together
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.simulate.timing import Timing, align, waits
@@ -44,10 +43,10 @@ class ReportRun:
 
     ``start_ns``, ``end_ns`` int64[N]: the times that are shown, the earliest node at 0; ``base`` says whether
     they were measured, replayed (a file without start times), planned or predicted. ``wait_ns`` int64[N]: the
-    part of a communication, at its start, in which it waited for other ranks. ``operations``: by these times.
-    ``replay``: the joint device replay; ``path``: its critical path where all ranks begin together; None
-    where they can't be replayed, as then is ``job``, the run as predictions take it. ``arrivals``: operations
-    and starts (int64[N], ns) where all begin together, so that nobody's late recording makes others wait.
+    part of a communication, at its start, in which it waited for other ranks. ``job``: the run as predictions
+    take it; ``path``: its critical path where all ranks begin together; None where they can't be replayed
+    together. ``arrivals``: ``matching.last_members`` and starts
+    (int64[N], ns) where all begin together, so that nobody's late recording makes others wait.
     ``groups``: process group → ranks.
     ``manifest`` and ``conversion``: the files of these names, {} where there are none. ``lacks``: one
     sentence per thing that is missing.
@@ -55,14 +54,13 @@ class ReportRun:
 
     name: str
     graph: ReplayGraph
-    operations: Operations
+    matching: Matching
     start_ns: np.ndarray
     end_ns: np.ndarray
     wait_ns: np.ndarray
     base: Base
-    replay: ReplayResult | None
     path: CriticalPath | None
-    arrivals: tuple[Operations, np.ndarray]
+    arrivals: tuple[np.ndarray, np.ndarray]
     job: Run | None
     groups: Mapping[str, list[int]]
     manifest: Mapping[str, Any]
@@ -80,7 +78,7 @@ class ReportRun:
     @cached_property
     def replays(self) -> list[RankReplay]:
         """How the replay compares with what was recorded, one for each trace; [] where there is no replay."""
-        return [] if self.replay is None else report(self.traces, self.ranks, self.replay)
+        return [] if self.job is None else report(self.job, self.job.start_ns, self.job.end_ns)
 
     @cached_property
     def rates(self) -> Rates:
@@ -189,7 +187,7 @@ def assemble(
 ) -> ReportRun:
     """Join, replay and lay out the traces of one run. Raises ``TraceError`` for what can't be joined."""
     notes = [*lacks, *about_steps(traces)]
-    job = path = replay = arrivals = None
+    job = path = arrivals = None
     try:
         job = make_run(name, traces, ranks, groups)
     except TraceError as error:
@@ -206,29 +204,26 @@ def assemble(
     else:
         graph, matching, times = job.graph, job.matching, job.timing
         notes += matching.notes + times.notes
-        replay = job.replay()
         aligned = together(job)
-        arrivals = find_operations(matching, aligned.start_ns), aligned.start_ns
+        arrivals = matching.last_members(aligned.start_ns), aligned.start_ns
         path = critical_path(graph, *arrivals, aligned.end_ns)
     base: Base = "measured"
     if graph.local_start_ns is not None:
         start, wait = _measured(graph, graph.local_start_ns, matching, times, notes)
         end = start + graph.duration_ns
-        operations = find_operations(matching, start)
         if any(trace.metadata.get("schema") == "fasop" for trace in traces):
             base = "planned"
         elif any(trace.metadata.get("predicted") for trace in traces):  # by `chakra-et predict --output`
             base = "predicted"
     elif job is not None:
         base, start, end = "replayed", job.start_ns, job.end_ns
-        operations = find_operations(matching, start)
         wait = waits(matching, start, end - start)
     else:
         raise TraceError(f"{name}: no start times in the files, and {notes[-1]}")
     zero = int(start.min())
     return ReportRun(
-        name, graph, operations, start - zero, end - zero, np.clip(wait, 0, end - start), base,
-        replay, path, arrivals or (operations, start), job, groups, manifest, conversion, notes,
+        name, graph, matching, start - zero, end - zero, np.clip(wait, 0, end - start), base, path,
+        arrivals or (matching.last_members(start), start), job, groups, manifest, conversion, notes,
     )  # fmt: skip
 
 

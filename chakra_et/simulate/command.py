@@ -15,16 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
 from chakra_et.convert.inputs import find_runs, with_et_files
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import RankSet, Skeletons
 from chakra_et.simulate.replay_report import RankReplay, report, table
-from chakra_et.simulate.replays import ReplayResult, astra_replay
+from chakra_et.simulate.replays import astra_replay
 from chakra_et.simulate.run import Run, make_run
 
-_SIMULATORS: dict[str, Callable[[Run], ReplayResult]] = {
-    "device": Run.replay,
+_SIMULATORS: dict[str, Callable[[Run], tuple[np.ndarray, np.ndarray]]] = {
+    "device": lambda run: (run.start_ns, run.end_ns),
     "astra": lambda run: astra_replay(run.graph, run.matching, run.timing),
 }
 
@@ -86,16 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
     """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
-    ranks = list(job.files)
     traces = job.read(config.skeletons)
-    made = make_run(job.name, traces, ranks, job.groups)
+    made = make_run(job.name, traces, list(job.files), job.groups)
     notes = [*job.notes, *made.notes]
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
             "the file has no start times, so there is nothing to compare with: convert with --timestamps"
         )
     chosen = list(_SIMULATORS) if config.semantics == "both" else [config.semantics]
-    return {name: report(traces, ranks, _SIMULATORS[name](made)) for name in chosen}, notes
+    return {name: report(made, *_SIMULATORS[name](made)) for name in chosen}, notes
 
 
 def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who waits for whom: operations by arrival, and the critical path across ranks.
+"""Who waits for whom, and the critical path across ranks.
 
 The critical path is the chain of nodes that determines the time of a replay. It is traced back from the node
 that ends last, each time to the dependency (or the previous node on the thread or stream) that ended last. At
@@ -13,43 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.matching import Matching
 
 
-@dataclass(frozen=True)
-class Operations:
-    """The K operations with all sides present, numbered by the arrival of ``last``.
-
-    ``of_node`` int64[N]: the operation of each node, -1 for none. ``last`` int64[K]: the node that arrived
-    last and ended the waits of the others.
-    """
-
-    of_node: np.ndarray
-    last: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.last)
-
-
-def find_operations(matching: Matching, start_ns: np.ndarray) -> Operations:
-    """The operations of ``matching``. ``start_ns`` int64[N]: start of each node, on a common clock."""
-    nodes, operation = matching.complete(), matching.operation
-    last = matching.last_members(start_ns)[np.unique(operation[nodes])]
-    last = last[np.lexsort((last, start_ns[last]))]
-    number = np.empty(int(operation.max(initial=-1)) + 1, np.int64)
-    number[operation[last]] = np.arange(len(last))
-    of_node = np.full(len(operation), -1, dtype=np.int64)
-    of_node[nodes] = number[operation[nodes]]
-    return Operations(of_node, last)
-
-
-def waited_for(graph: ReplayGraph, operations: Operations, start_ns: np.ndarray) -> np.ndarray:
+def waited_for(graph: ReplayGraph, last: np.ndarray, start_ns: np.ndarray) -> np.ndarray:
     """int64[T, T]: ns that trace i waited for trace j, the last to arrive at an operation.
 
-    ``start_ns`` int64[N]: start of each node, by which the operations were found.
+    ``start_ns`` int64[N]: start of each node; ``last``: ``last_members`` by these.
     """
-    nodes = np.flatnonzero(operations.of_node >= 0)
-    late = operations.last[operations.of_node[nodes]]
+    nodes = np.flatnonzero(last >= 0)
+    late = last[nodes]
     total = np.zeros((len(graph.traces),) * 2, dtype=np.int64)
     np.add.at(total, (graph.trace_of[nodes], graph.trace_of[late]), start_ns[late] - start_ns[nodes])
     return total
@@ -76,10 +48,10 @@ class CriticalPath:
 
 
 def critical_path(
-    graph: ReplayGraph, operations: Operations, start: np.ndarray, end: np.ndarray
+    graph: ReplayGraph, last_members: np.ndarray, start: np.ndarray, end: np.ndarray
 ) -> CriticalPath:
     """The critical path of a replay of ``graph`` as the devices ran, with these times, int64[N] ns;
-    ``operations`` by ``start``."""
+    ``last_members`` by ``start``."""
     # The dependency or previous node on the lane that ended last before each node.
     source, target, lag = graph.all_edges
     free = end[source] + lag
@@ -91,8 +63,7 @@ def critical_path(
     node = int(np.argmax(end))
     nodes, bounds = [], [int(end[node])]
     while node >= 0:
-        operation = int(operations.of_node[node])
-        last = int(operations.last[operation]) if operation >= 0 else node
+        last = int(last_members[node]) if last_members[node] >= 0 else node
         nodes.append(node)
         if start[last] > start[node]:
             bounds.append(int(start[last]))

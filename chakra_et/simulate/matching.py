@@ -73,11 +73,13 @@ class Matching:
         return np.split(nodes, np.flatnonzero(np.diff(self.operation[nodes])) + 1) if len(nodes) else []
 
     def last_members(self, start_ns: np.ndarray) -> np.ndarray:
-        """The node of each operation that starts last, int64[K]."""
-        nodes = np.flatnonzero(self.operation >= 0)
-        nodes = nodes[np.argsort(start_ns[nodes], kind="stable")]
-        last = np.empty(int(self.operation.max(initial=-1)) + 1, np.int64)
-        last[self.operation[nodes]] = nodes
+        """int64[N]: of each node of an operation with all sides present, the node that starts last and ends
+        the waits of the others; -1 for others. ``start_ns``: on a common clock."""
+        nodes, last = self.complete(), np.full(len(self.channel), -1)
+        order = nodes[np.argsort(start_ns[nodes], kind="stable")]
+        of_operation = np.empty(int(self.operation.max(initial=-1)) + 1, np.int64)
+        of_operation[self.operation[order]] = order
+        last[nodes] = of_operation[self.operation[nodes]]
         return last
 
     def complete(self) -> np.ndarray:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from chakra_et import text
-from chakra_et.et.columns import ExecutionTrace
-from chakra_et.simulate.measured_steps import measured_times, step_times
-from chakra_et.simulate.replays import ReplayResult
+from chakra_et.simulate.measured_steps import measured_times
+from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import Shares, shares
 
 
@@ -59,24 +58,22 @@ class RankReplay:
         }
 
 
-def report(traces: list[ExecutionTrace], ranks: list[int], result: ReplayResult) -> list[RankReplay]:
-    """Compare a replay of ``traces`` with the start times and durations in them."""
-    times = zip(traces, ranks, result.start_ns, result.end_ns, result.release_ns, strict=True)
-    return [_rank(trace, rank, start - release, end - release) for trace, rank, start, end, release in times]
-
-
-def _rank(trace: ExecutionTrace, rank: int, start: np.ndarray, end: np.ndarray) -> RankReplay:
-    measured, measured_end = measured_times(trace)
-    names, rows, lasted = step_times(trace)
-    simulated = np.diff(start[rows], append=end.max())
-    taken = [None] * len(rows) if lasted is None else lasted.tolist()
-    steps = [StepTime(*each) for each in zip(names, simulated.tolist(), taken, strict=True)]
-    total, off = StepTime("total", int(simulated.sum() if names else end.max()), None), None
-    if measured is not None and lasted is not None:
-        total.measured_ns = int(lasted.sum()) if names else measured_end
-        median, p95 = np.percentile(np.abs(start - measured), [50, 95]) / 1000
-        off = float(median), float(p95)
-    return RankReplay(rank, len(trace), total, steps, off, shares(trace))
+def report(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> list[RankReplay]:
+    """Compare a replay of the run, with these times of its nodes, int64[N], with what was recorded."""
+    found, starts = [], run.graph.scatter(start_ns - run.release_ns)
+    for at, simulated in enumerate(run.step_times(start_ns, end_ns)):
+        trace, known, off = run.graph.traces[at], run.steps[at], None
+        lasted = [None] * len(simulated) if known.measured_ns is None else known.measured_ns.tolist()
+        steps = [StepTime(*each) for each in zip(known.names, simulated, lasted, strict=True)]
+        total = StepTime("total", sum(simulated), None)
+        measured, _ = measured_times(trace)
+        if measured is not None and known.measured_ns is not None:
+            total.measured_ns = int(known.measured_ns.sum())
+            median, p95 = np.percentile(np.abs(starts[at] - measured), [50, 95]) / 1000
+            off = float(median), float(p95)
+        steps = steps if known.first[0] >= 0 else []
+        found.append(RankReplay(run.graph.ranks[at], len(trace), total, steps, off, shares(trace)))
+    return found
 
 
 def table(reports: dict[str, list[RankReplay]]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,20 +20,6 @@ from chakra_et.simulate.matching import Matching, compared, deadlock, disagreeme
 from chakra_et.simulate.timing import Timing, timing
 
 CPU, GPU, COMM, RECV = range(4)
-
-
-@dataclass
-class ReplayResult:
-    """The result of one replay. Times are in ns, 0 is the start of the earliest rank.
-
-    ``start_ns``, ``end_ns``: one int64[rows] per trace, in its row order. A matched collective starts on each
-    rank when that rank is ready for it. ``release_ns``: the start of each rank.
-    """
-
-    start_ns: list[np.ndarray]
-    end_ns: list[np.ndarray]
-    release_ns: list[int]
-    notes: list[str] = field(default_factory=list)
 
 
 def longest_path(trace: ExecutionTrace) -> int:
@@ -54,8 +39,10 @@ def astra_replay(
     matching: Matching,
     times: Timing,
     ends: Callable[[list[int], list[int]], list[int]] | None = None,
-) -> ReplayResult:
+) -> tuple[np.ndarray, np.ndarray]:
     """Replay as ASTRA-sim issues nodes: per rank, one CPU, one GPU compute and one other node at a time.
+    Returns the start and end of each node, int64[N] ns from the start of the earliest rank; a matched
+    collective starts on each rank when that rank is ready for it.
 
     The ready node with the lowest id goes first, receives need no slot, and a duration of 0 becomes 1 ns.
     Unlike ASTRA-sim, which simulates collectives from their size, this uses their recorded durations. As in
@@ -137,8 +124,7 @@ def astra_replay(
     unfinished = np.flatnonzero(np.array(end, np.int64) < 0)
     if len(unfinished):
         raise deadlock(graph, matching, arrived, unfinished)
-    notes = matching.notes + times.notes
-    return ReplayResult(graph.scatter(start), graph.scatter(end), times.release_ns, notes)
+    return np.array(start, np.int64), np.array(end, np.int64)
 
 
 def missing_order(graph: ReplayGraph, matching: Matching) -> np.ndarray:

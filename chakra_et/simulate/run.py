@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.measured_steps import about_steps, measured_times, step_times
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.simulate.timing import Timing, timing
-
-if TYPE_CHECKING:
-    from chakra_et.simulate.replays import ReplayResult
 
 _TIMELESS = "no node has a duration: every time is 0; chakra-et astra simulates what has operations and bytes"
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
@@ -136,13 +133,15 @@ class Run:
             code = code * (int(values.max(initial=0)) + 1) + values
         return code
 
-    def replay(self) -> ReplayResult:
-        """The times by trace: each CPU thread, stream and communicator runs one node at a time, in order."""
-        from chakra_et.simulate.replays import ReplayResult  # predictions do without
-
-        notes = self.matching.notes + self.timing.notes
-        start, end = map(self.graph.scatter, (self.start_ns, self.end_ns))
-        return ReplayResult(start, end, self.timing.release_ns, notes)
+    def step_times(self, start_ns: np.ndarray, end_ns: np.ndarray) -> list[list[int]]:
+        """How long each step of each trace lasts where nodes have these times, ns; the last one to the end of
+        the trace."""
+        first, found = self.graph.first[:-1], []
+        starts, ends = np.minimum.reduceat(start_ns, first), np.maximum.reduceat(end_ns, first)
+        for steps, start, end in zip(self.steps, starts, ends, strict=True):
+            begins = np.where(steps.first >= 0, start_ns[steps.first], start)
+            found.append(np.diff(np.append(begins, end)).tolist())
+        return found
 
 
 def load_run(

@@ -142,9 +142,9 @@ def waits(matching: Matching, starts_ns: np.ndarray, lasted_ns: np.ndarray) -> n
     ``starts_ns`` int64[N]: start times on a common clock; ``lasted_ns`` int64[N]: the time of each node.
     """
     wait = np.zeros(len(starts_ns), dtype=np.int64)
-    nodes = matching.complete()
-    latest = starts_ns[matching.last_members(starts_ns)][matching.operation[nodes]]
-    wait[nodes] = np.clip(latest - starts_ns[nodes], 0, lasted_ns[nodes])
+    last = matching.last_members(starts_ns)
+    nodes = np.flatnonzero(last >= 0)
+    wait[nodes] = np.clip(starts_ns[last[nodes]] - starts_ns[nodes], 0, lasted_ns[nodes])
     return wait
 
 

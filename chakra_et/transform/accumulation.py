@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chakra_et.arrays import nearest
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import in_phase, lanes, parents
 from chakra_et.et.rearrange import New, arrange, insert
@@ -55,7 +56,9 @@ class Accumulate:
         self, trace: ExecutionTrace, rank: int, steps: list[Backward]
     ) -> tuple[ExecutionTrace, list[New]]:
         """The trace with more passes, and the additions of gradients from the second pass on."""
-        lane, launcher, rate = lanes(trace), _launchers(trace), Elementwise(trace)
+        lane, rate = lanes(trace), Elementwise(trace)
+        # The CPU row of each node: its own, or that of the CPU node around device work or communication.
+        launcher = nearest(trace.column("is_cpu_op") != 0, parents(trace))
         of_optimizer, row_of = in_phase(trace, b"optimizer"), np.arange(len(trace))
         left_out = reduction(trace, steps)
         rows: list[int] = []
@@ -91,13 +94,3 @@ class Accumulate:
                     additions.append(New(at, at, rate.micros(3 * gradient.size, 1), "aten::add_"))
         rows += range(done, len(trace))
         return arrange(trace, np.array(rows), more=more), additions
-
-
-def _launchers(trace: ExecutionTrace) -> np.ndarray:
-    """The CPU row of each node: its own, or that of the CPU node around device work or communication."""
-    on_cpu, parent = trace.column("is_cpu_op") != 0, parents(trace)
-    found = np.where(on_cpu, np.arange(len(trace)), parent)
-    for _ in range(8):
-        moving = (found >= 0) & ~on_cpu[found]
-        found = np.where(moving, parent[found], found)
-    return found

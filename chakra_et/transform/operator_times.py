@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from chakra_et.cost.operator_work import DEPTH, WITH_VALUES, operator_work, rule_of
+from chakra_et.arrays import nearest
+from chakra_et.cost.operator_work import WITH_VALUES, operator_work, rule_of
 from chakra_et.et.columns import ExecutionTrace, NodeType, TensorInfo
 from chakra_et.et.node_attributes import has, in_phase, parents, set_integers
 from chakra_et.job.operators import first_nodes, shapes_in
@@ -63,13 +64,11 @@ def work_ratios(
     rest = np.flatnonzero(on_cpu & (first >= 0))
     for column in (operations, ratio, leaf, moved):
         column[rest] = column[first[rest]]
-    around = np.where(on_cpu, -1, parent)
-    for _ in range(DEPTH):  # device work has its launcher's ratio
-        known = (around >= 0) & (operations[around] > 0)
-        operations, ratio, moved = (
-            np.where(known, column[around], column) for column in (operations, ratio, moved)
-        )
-        around = np.where((around >= 0) & ~known, parent[around], -1)
+    # Device work has its launcher's ratio.
+    launcher = nearest(on_cpu & (operations > 0), parent)
+    rest = np.flatnonzero(~on_cpu & (launcher >= 0))
+    for column in (operations, ratio, moved):
+        column[rest] = column[launcher[rest]]
     return operations, ratio, leaf, moved
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import ExecutionTrace, Ragged, Strings
+from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.et.edges import topological_order
 from chakra_et.et.node_attributes import dependencies, has, set_integers, set_texts, texts, with_integers
 from chakra_et.et.rearrange import take_rows
@@ -95,12 +95,11 @@ def finished(draft: Draft, where: str, retime: Retime) -> tuple[ExecutionTrace, 
             "--layers needs blocks that follow each other"
         )
     place = {node: at for at, node in enumerate(order)}
-    known = sorted({(place[two], place[one]) for one, two in edges if one in place and two in place})
-    target, parent = np.array(known, np.int64).reshape(-1, 2).T
+    known = [(place[one], place[two]) for one, two in edges if one in place and two in place]
+    parent, child = np.array(known, np.int64).reshape(-1, 2).T
     source = np.array(draft.old, dtype=np.int64)[order]
     copy = np.array(draft.copy, dtype=np.int64)[order]
-    deps = Ragged(np.searchsorted(target, np.arange(len(order) + 1)), (parent + 1).astype(np.uint64))
-    new = take_rows(draft.trace, source, deps, without=("comm_sequence",))
+    new = take_rows(draft.trace, source, parent, child, without=("comm_sequence",))
     new = _with_references(new, draft, place, source, copy)
     new = _with_calls(_with_records(new, copy), draft.trace, source)
     new = _with_sequences(new, draft, source, copy)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
-from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.matching import match
-from chakra_et.simulate.replays import ReplayResult, astra_replay
+from chakra_et.simulate.replays import astra_replay
 from chakra_et.simulate.run import make_run
-from chakra_et.simulate.timing import timing
+from chakra_et.simulate.timing import Timing, timing
 
 KINDS = {"is_cpu_op": "bool", "comm_src": "int32", "comm_dst": "int32", "comm_tag": "int32"}
 
@@ -21,12 +21,28 @@ Traces = ExecutionTrace | Sequence[ExecutionTrace]
 Groups = Mapping[str, Sequence[int]]
 
 
+class ReplayResult(NamedTuple):
+    """Times in ns by trace, in its row order, and the start of each rank."""
+
+    start_ns: list[np.ndarray]
+    end_ns: list[np.ndarray]
+    release_ns: list[int]
+    notes: list[str]
+
+
+def _by_trace(
+    graph: ReplayGraph, start: np.ndarray, end: np.ndarray, times: Timing, notes: list[str]
+) -> ReplayResult:
+    return ReplayResult(graph.scatter(start), graph.scatter(end), times.release_ns, notes + times.notes)
+
+
 def replay_device(
     traces: Traces, ranks: Sequence[int] | None = None, comm_groups: Groups | None = None
 ) -> ReplayResult:
     """The replay of traces as the devices ran."""
     given = _given(traces)
-    return make_run("", given, range(len(given)) if ranks is None else ranks, comm_groups).replay()
+    run = make_run("", given, range(len(given)) if ranks is None else ranks, comm_groups)
+    return _by_trace(run.graph, run.start_ns, run.end_ns, run.timing, run.matching.notes)
 
 
 def replay_astra(
@@ -36,7 +52,8 @@ def replay_astra(
     given = _given(traces)
     graph = build_graph(given, range(len(given)) if ranks is None else ranks)
     matching = match(graph, comm_groups)
-    return astra_replay(graph, matching, timing(graph, matching))
+    known = timing(graph, matching)
+    return _by_trace(graph, *astra_replay(graph, matching, known), known, matching.notes)
 
 
 def makespan_ns(result: ReplayResult) -> int:
