@@ -288,8 +288,8 @@ def _with_dependencies(trace: ExecutionTrace, at: int, graph: ReplayGraph) -> Ex
     """The trace with the dependencies of the changed graph, all of them data dependencies."""
     first, last = graph.first[at], graph.first[at + 1]
     inside = (graph.target >= first) & (graph.target < last)
-    rows = (graph.row[nodes[inside]] for nodes in (graph.source, graph.target))
-    deps = Ragged.of_edges(*rows, len(trace))
+    source, target = (graph.row[nodes[inside]] for nodes in (graph.source, graph.target))
+    deps = Ragged.of_edges(source, target, len(trace))
     deps = Ragged(deps.offsets, trace.ids[deps.values.astype(np.int64) - 1])
     # One letter for each data dependency, which no longer holds.
     attributes = {name: column for name, column in trace.attributes.items() if name != "dep_kinds"}

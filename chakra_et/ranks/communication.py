@@ -305,6 +305,7 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
     started = (np.array(begins) - origin) // 1000
     lasting = (np.array(ends) - origin) // 1000 - started
     nodes, communication = np.arange(len(rows)), np.array(of_call)
+    waited, waiting = np.array(deps).T
 
     def integers(values: list[int], at: np.ndarray) -> Attribute:
         return Attribute("int64", at, np.array(values, np.int64))
@@ -338,7 +339,7 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
         types=types,
         start_micros=(started + 1).astype(np.uint64),
         duration_micros=lasting.astype(np.uint64),
-        data_deps=Ragged.of_edges(*np.array(deps).T, len(rows)),
+        data_deps=Ragged.of_edges(waited, waiting, len(rows)),
         ctrl_deps=Ragged.empty(len(rows)),
         attributes={name: each for name, each in attributes.items() if len(each.rows)},
         metadata={"rank": rank, "world_size": found.world, "trace_start_ns": origin},

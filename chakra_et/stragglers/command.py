@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
+from chakra_et.cli import parse
+from chakra_et.diagnose.command import DiagnoseConfig
 from chakra_et.diagnose.verdict import Diagnosis, diagnose
-from chakra_et.et.sets import Skeletons
 from chakra_et.ranks.cluster import cluster
 from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.analyse import THRESHOLD, Stragglers, analyse
@@ -26,14 +26,10 @@ MOST_PARTS = 8
 
 
 @dataclass
-class StragglersConfig:
+class StragglersConfig(DiagnoseConfig):
     """The command's arguments."""
 
-    name: str = option("the run: NAME or its folder", positional=True)
-    allow_missing_ranks: bool = allow_missing_ranks()
-    skeletons: Skeletons = skeletons()
     cluster: str = cluster()
-    json: bool = option("print JSON, with slowdowns by rank and step", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

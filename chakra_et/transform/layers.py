@@ -109,7 +109,7 @@ def _layered(
     gradients before and after, and how often which rule gave collectives other bytes."""
     sweeps, trace = sweeps_of(operators, blocks), operators.trace
     if not sweeps:
-        return *finished(drafted(trace, blocks, copies), where, retime)[:2], {}
+        return *finished(drafted(trace, blocks, copies), where, retime), {}
     parameters = parameters_of(sweeps)
     of_block = [parameters.get(block, Counter()) for block in range(blocks.held)]
     other = next((at for at, each in enumerate(of_block) if each != of_block[0]), None)
@@ -140,7 +140,7 @@ def _layered(
             size = int(trace.column("comm_size")[row]) * (elements(after) / elements(before))
             _set_size(draft, nodes[row], max(round(size), 1))
             counts["whole"] += 1
-    return *finished(draft, where, retime)[:2], counts
+    return *finished(draft, where, retime), counts
 
 
 def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Sweep]) -> Blocks:

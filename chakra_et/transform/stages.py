@@ -141,7 +141,7 @@ class _Splitter:
         self._put_messages(draft, when, place, mesh)
         reduced = grown_reductions(operators, self.sweeps, lambda _: ratio)
         draft.sizes |= {row: size for row, size in reduced.items() if kept[row]}
-        return finished(draft, self.where, retime)[:2]
+        return finished(draft, self.where, retime)
 
     def _schedule(self, stage: int, stages: int) -> list[tuple[int, int]]:
         """(step, place in the step's new schedule) of each row."""

@@ -82,18 +82,13 @@ def drafted(trace: ExecutionTrace, blocks: Blocks | None = None, copies: Sequenc
     )
 
 
-def finished(draft: Draft, where: str, retime: Retime) -> tuple[ExecutionTrace, np.ndarray, dict[int, int]]:
-    """The new trace, the row that each of its nodes is a copy of, int64[M], and node of the draft → its row.
-    Raises ``TraceError`` where dependencies make a circle."""
+def finished(draft: Draft, where: str, retime: Retime) -> tuple[ExecutionTrace, np.ndarray]:
+    """The new trace, and the row that each of its nodes is a copy of, int64[M]. Raises ``TraceError`` where
+    dependencies make a circle."""
     edges = [*draft.across]
     for nodes in draft.lanes.values():
         edges += [(a, b) for a, b in zip(nodes, nodes[1:], strict=False) if draft.chained[draft.old[b]]]
-    order = _ordered(draft, edges)
-    if order is None:
-        raise TraceError(
-            f"{where}: its blocks depend on each other across lanes so that they can't be run more often: "
-            "--layers needs blocks that follow each other"
-        )
+    order = _ordered(draft, edges, where)
     place = {node: at for at, node in enumerate(order)}
     known = [(place[one], place[two]) for one, two in edges if one in place and two in place]
     parent, child = np.array(known, np.int64).reshape(-1, 2).T
@@ -108,7 +103,7 @@ def finished(draft: Draft, where: str, retime: Retime) -> tuple[ExecutionTrace, 
     for at, name in enumerate(("comm_src", "comm_dst", "comm_tag")):
         if draft.ends:
             new = with_integers(new, name, {place[n]: each[at] for n, each in draft.ends.items()}, "int32")
-    return new, source, place
+    return new, source
 
 
 def _copies_of(blocks: Blocks, rows: np.ndarray, times: np.ndarray, first: np.ndarray) -> list[int]:
@@ -164,9 +159,9 @@ def _across(
     return found
 
 
-def _ordered(draft: Draft, edges: Sequence[tuple[int, int]]) -> list[int] | None:
+def _ordered(draft: Draft, edges: Sequence[tuple[int, int]], where: str) -> list[int]:
     """The nodes in an order in which all edges point forward, by row and then by the order in which its
-    copies run; None for a circle."""
+    copies run. Raises ``TraceError`` for a circle."""
     copy, backward = np.array(draft.copy), np.array([*draft.blocks.is_backward, False])
     ran = np.where(backward[draft.blocks.group[draft.old]], -copy, copy).tolist()
     nodes = [node for lane in draft.lanes.values() for node in lane]
@@ -174,7 +169,12 @@ def _ordered(draft: Draft, edges: Sequence[tuple[int, int]]) -> list[int] | None
     number = {node: at for at, node in enumerate(nodes)}
     known = [(number[one], number[two]) for one, two in edges if one in number and two in number]
     order = topological_order(len(nodes), *np.array(known, np.int64).reshape(-1, 2).T)
-    return [nodes[at] for at in order] if len(order) == len(nodes) else None
+    if len(order) < len(nodes):
+        raise TraceError(
+            f"{where}: its blocks depend on each other across lanes so that they can't be run more often: "
+            "--layers needs blocks that follow each other"
+        )
+    return [nodes[at] for at in order]
 
 
 def _with_references(

@@ -7,14 +7,12 @@ node numbers, so the graph is acyclic by construction; ``validate`` checks that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from chakra_et.arrays import lane_order, narrowed
 from chakra_et.convert.graph.communication import Communication
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, Edges, Graph, NodeKind, distinct
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, Edges, Graph, NodeKind, Rows, distinct
 from chakra_et.convert.graph.timeline import Lane, Timeline, on_device
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
@@ -29,31 +27,6 @@ ORDER_KINDS = {
 # A kernel that starts within this many typical latencies of its launch was not delayed by its stream, even if
 # the previous kernel ended in the meantime.
 _PROMPT = 1.5
-
-
-@dataclass(eq=False, repr=False)
-class Rows:
-    """Nodes before they are numbered; the columns are those of ``Graph``.
-
-    Indices are int32 and kinds int8, as more than one copy of the columns of all nodes exists at a time.
-    """
-
-    lane: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    event: np.ndarray
-    kind: np.ndarray
-    item: np.ndarray
-
-    def __post_init__(self) -> None:
-        for name in ("lane", "event", "item"):
-            setattr(self, name, getattr(self, name).astype(np.int32, copy=False))
-        self.kind = self.kind.astype(np.int8, copy=False)
-
-    def rearrange(self, index: np.ndarray) -> None:
-        """Replace row i by row ``index[i]``."""
-        for name, column in vars(self).items():
-            setattr(self, name, column[index])
 
 
 def build(rank: LinkedRank, found: Dependencies) -> Graph:
@@ -78,8 +51,7 @@ def build(rank: LinkedRank, found: Dependencies) -> Graph:
     source, target, kind = edges
     source, target, kind = _all_edges(rows, number[source], number[target], kind, found.lanes, findings)
     return Graph(
-        lane=rows.lane, start=rows.start, end=rows.end, event=rows.event, segment=_segments(rows),
-        item=rows.item, kind=rows.kind, source=source, target=target, edge_kind=kind,
+        **vars(rows), segment=_segments(rows), source=source, target=target, edge_kind=kind,
         launch_latency=latency, stream_gap=gap, lanes=found.lanes, findings=findings,
     )  # fmt: skip
 

@@ -43,26 +43,46 @@ Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(eq=False, repr=False)
-class Graph:
-    """N nodes in order of start time; E edges.
+class Rows:
+    """Nodes, before they are numbered in any order.
 
-    - ``start``, ``end``: ns since the first event; ``lane``: index into ``lanes``
+    - ``start``, ``end``: ns since the first event; ``lane``: index into the lanes
     - ``event``: row in the device trace, -1 for overhead outside events
-    - ``segment``: index among the nodes of the event, 0 for the first, then its further self time
     - ``item``: index of the communication, -1 for none; ``kind``: ``NodeKind``
-    - ``source``, ``target``, ``edge_kind``: the edges
-    - ``launch_latency``: ns between the end of the launch and the earliest start, of device work or of the
-      overhead in front of it; -1 for none
-    - ``stream_gap``: ns of such overhead that remain after the other dependencies; -1 for none
+
+    Indices are int32 and kinds int8, as more than one copy of the columns of all nodes exists at a time.
     """
 
     lane: np.ndarray
     start: np.ndarray
     end: np.ndarray
     event: np.ndarray
-    segment: np.ndarray
-    item: np.ndarray
     kind: np.ndarray
+    item: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("lane", "event", "item"):
+            setattr(self, name, getattr(self, name).astype(np.int32, copy=False))
+        self.kind = self.kind.astype(np.int8, copy=False)
+
+    def rearrange(self, index: np.ndarray) -> None:
+        """Replace row i by row ``index[i]``."""
+        for name, column in vars(self).items():
+            setattr(self, name, column[index])
+
+
+@dataclass(eq=False, repr=False)
+class Graph(Rows):
+    """N nodes in order of start time; E edges.
+
+    - ``segment``: index among the nodes of the event, 0 for the first, then its further self time
+    - ``source``, ``target``, ``edge_kind``: the edges
+    - ``launch_latency``: ns between the end of the launch and the earliest start, of device work or of the
+      overhead in front of it; -1 for none
+    - ``stream_gap``: ns of such overhead that remain after the other dependencies; -1 for none
+    """
+
+    segment: np.ndarray
     source: np.ndarray
     target: np.ndarray
     edge_kind: np.ndarray
