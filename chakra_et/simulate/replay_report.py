@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et import text
-from chakra_et.simulate.measured_steps import measured_times
+from chakra_et.simulate.measured_steps import measured_times, step_times
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import Shares, shares
 
@@ -62,16 +62,15 @@ def report(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> list[RankRepla
     """Compare a replay of the run, with these times of its nodes, int64[N], with what was recorded."""
     found, starts = [], run.graph.scatter(start_ns - run.release_ns)
     for at, simulated in enumerate(run.step_times(start_ns, end_ns)):
-        trace, known, off = run.graph.traces[at], run.steps[at], None
-        lasted = [None] * len(simulated) if known.measured_ns is None else known.measured_ns.tolist()
-        steps = [StepTime(*each) for each in zip(known.names, simulated, lasted, strict=True)]
+        trace, off = run.graph.traces[at], None
+        (measured, end), (names, rows, lasted) = measured_times(trace), step_times(trace)
+        taken = [None] * len(rows) if lasted is None else lasted.tolist()
+        steps = [StepTime(*each) for each in zip(names, simulated, taken, strict=False)]
         total = StepTime("total", sum(simulated), None)
-        measured, _ = measured_times(trace)
-        if measured is not None and known.measured_ns is not None:
-            total.measured_ns = int(known.measured_ns.sum())
+        if measured is not None and lasted is not None:
+            total.measured_ns = int(lasted.sum()) if steps else end
             median, p95 = np.percentile(np.abs(starts[at] - measured), [50, 95]) / 1000
             off = float(median), float(p95)
-        steps = steps if known.first[0] >= 0 else []
         found.append(RankReplay(run.graph.ranks[at], len(trace), total, steps, off, shares(trace)))
     return found
 
