@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chakra_et.cli import made
 from chakra_et.convert.inputs import find_run
 from chakra_et.errors import TraceError
 from chakra_et.export import tables
@@ -91,7 +92,7 @@ class Job:
         """The job under the changes that the flags of ``chakra-et predict`` describe:
         ``what_if(scale=("gemm=0.5",), gpu="H100:MI300X")``. Raises ``TraceError`` for unusable ones."""
         try:
-            config = PredictConfig(self.name, **flags)
+            config = made(PredictConfig, {"name": self.name, **flags})
         except (TypeError, ValueError) as error:
             raise TraceError(f"{self.name}: {error}") from None
         return replace(self, changes=(*self.changes, *changes(config, self.run)))
@@ -191,7 +192,8 @@ def convert(
     from chakra_et.convert.command import convert as run
 
     try:
-        config = ConvertConfig((os.fspath(traces),), output=os.fspath(output), **flags)
+        given = {"files": (os.fspath(traces),), "output": os.fspath(output)}
+        config = made(ConvertConfig, {**given, **flags})
     except (TypeError, ValueError) as error:
         raise TraceError(f"{traces}: {error}") from None
     return run(config, config.sets())

@@ -9,6 +9,7 @@ Stages count them in a ``Findings``. A key is an id of ``TABLE``, or ``id:detail
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -111,15 +112,14 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
 TABLE = {key: (kind, text) for kind, texts in _SENTENCES.items() for key, text in texts.items()}
 
 
-class Findings(dict[str, int]):
+class Findings(Counter[str]):
     """Counts by key."""
 
     def add(self, key: str, count: int = 1, detail: str = "") -> None:
         """Add ``count`` to ``key``. Raises ``KeyError`` for an id that is not in ``TABLE``."""
         TABLE[key]
         if count:
-            full = f"{key}:{detail}" if detail else key
-            self[full] = self.get(full, 0) + int(count)
+            self[f"{key}:{detail}" if detail else key] += int(count)
 
     def of(self, kind: Kind) -> dict[str, int]:
         """The findings of one kind."""
@@ -130,8 +130,7 @@ def joined(*parts: Mapping[str, int]) -> Findings:
     """The sum of all counts."""
     total = Findings()
     for part in parts:
-        for key, count in part.items():
-            total[key] = total.get(key, 0) + count
+        total.update(part)
     return total
 
 

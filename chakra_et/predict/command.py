@@ -66,7 +66,7 @@ class PredictConfig(SizeFlags):
         "DDP's bucket_cap_mb, the size of gradient buckets in MiB", None, group="distribution", above=0
     )
     accumulate: int | None = option(
-        "forward and backward passes per optimizer step", None, group="distribution"
+        "forward and backward passes per optimizer step", None, group="distribution", least=2, most=1024
     )
     shard: Literal["fsdp2"] | None = option(
         "fsdp2: fully_shard on each repeated block in place of DDP", None, group="distribution"
@@ -108,8 +108,6 @@ class PredictConfig(SizeFlags):
             raise ValueError("name the run to predict: predict NAME --scale …")
         super().__post_init__()
         _what_ifs(self, None, alone=False)
-        if self.accumulate is not None and not 2 <= self.accumulate <= self.MOST:
-            raise ValueError(f"--accumulate {self.accumulate}: use 2 to {self.MOST:,} passes")
         if self.shard and (self.bucket_mb is not None or self.accumulate):
             other = "--accumulate" if self.accumulate else "--bucket-mb"
             raise ValueError(f"{other} changes what DDP does: leave it out, or --shard {self.shard}")

@@ -124,7 +124,6 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
         if isinstance(change, Change):
             setting = change.apply(changed, setting)
     before, after = solve(run, run.measured), solve(changed, setting)
-    steps = _steps(run, changed, before, after)
     before_ns, after_ns = mean_step_ns(run, before), mean_step_ns(changed, after)
     off = []  # by each doubt come true by one standard deviation
     for doubt in setting.doubts if explain else ():
@@ -137,29 +136,21 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
             demand=None if doubt.lasting_ns.any() else setting.demand,
         )
         off.append(mean_step_ns(changed, solve(changed, doubtful)) - after_ns)
-    none: list[dict[str, float]] = [{}] * max(len(run.steps), len(steps))
+    none: list[dict[str, float]] = [{}] * max(len(run.steps), len(changed.steps))
     bound = [bounds(run, before), bounds(changed, after)] if explain else [none, none]
+    steps_before = run.step_times(before.start_ns, before.end_ns)
+    steps_after = changed.step_times(after.start_ns, after.end_ns)
     ranks = []
     for at, rank in enumerate(changed.graph.ranks):
-        like = at % len(run.steps)
+        like = at % len(run.steps)  # the measured rank that it was made of
         means, measured = (float(before_ns[like]), float(after_ns[at])), run.steps[like].measured_ns
+        taken = [None] * len(steps_before[like]) if measured is None else measured.tolist()
+        rows = zip(run.steps[like].names, taken, steps_before[like], steps_after[at], strict=True)
+        steps = [StepPrediction(*row) for row in rows]
         spread = math.hypot(*(each[at] for each in off), *_own_error(measured, *means))
         known = measured is not None and len(measured) > 1
-        ranks.append(RankPrediction(rank, steps[at], *means, spread, known, bound[0][like], bound[1][at]))
+        ranks.append(RankPrediction(rank, steps, *means, spread, known, bound[0][like], bound[1][at]))
     return Prediction(run, changed, ranks, [*changed.notes, *setting.notes], before, after)
-
-
-def _steps(run: Run, changed: Run, before: NodeTimes, after: NodeTimes) -> list[list[StepPrediction]]:
-    """The steps of each rank of ``changed``, beside those of the measured rank that it was made of; a file
-    without steps counts as one."""
-    times, found = run.step_times(before.start_ns, before.end_ns), []
-    for at, lasting in enumerate(changed.step_times(after.start_ns, after.end_ns)):
-        like = at % len(run.steps)
-        steps = run.steps[like]
-        measured = [None] * len(steps.names) if steps.measured_ns is None else steps.measured_ns.tolist()
-        rows = zip(steps.names, measured, times[like], lasting, strict=True)
-        found.append([StepPrediction(*row) for row in rows])
-    return found
 
 
 def mean_step_ns(run: Run, timeline: NodeTimes) -> np.ndarray:

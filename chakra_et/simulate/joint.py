@@ -107,6 +107,16 @@ class ReplayGraph:
         trace, row = self.traces[int(self.trace_of[node])], int(self.row[node])
         return f"node {trace.ids[row]} {trace.names[row][:80]!r}"
 
+    def launched(self, edges: np.ndarray) -> np.ndarray:
+        """When each node was launched, int64[N]: the position of a host node, of others that of the last one
+        that leads to them by these ``edges`` (bool[E], into other nodes); -1 for none."""
+        found = np.where(self.is_cpu, self.position, -1).tolist()
+        chosen = np.flatnonzero(edges)
+        chosen = chosen[np.argsort(self.position[self.target[chosen]], kind="stable")]
+        for source, target in zip(self.source[chosen].tolist(), self.target[chosen].tolist(), strict=True):
+            found[target] = max(found[target], found[source])
+        return np.array(found, np.int64)
+
     @cached_property
     def all_edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Source, target and lag of the edges that chain the nodes of each lane, and of the dependencies."""

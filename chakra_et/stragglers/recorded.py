@@ -276,7 +276,8 @@ def find_stretches(run: Run) -> Stretches:
     if all("comm_ordinal" in trace.attributes for trace in graph.traces):  # skeletons know theirs
         step, ordinal = (graph.attribute(of, 0) for of in ("step_index", "comm_ordinal"))
         return Stretches(steps, step, ordinal, *_optypes(run))
-    launched, step = _launches(graph), np.zeros(len(graph), np.int64)
+    launched, step = graph.launched(~graph.is_cpu[graph.target]), np.zeros(len(graph), np.int64)
+    launched = np.where(launched < 0, graph.position, launched)
     for low, high, of in zip(graph.first[:-1], graph.first[1:], run.steps, strict=True):
         begins = np.sort(graph.position[of.first[of.first >= 0]])
         step[low:high] = np.maximum(np.searchsorted(begins, launched[low:high], side="right") - 1, 0)
@@ -290,19 +291,6 @@ def find_stretches(run: Run) -> Stretches:
     # One call may launch several.
     ordinal[nodes] = np.arange(len(nodes)) - first[nodes]
     return Stretches(steps, step, ordinal, *_optypes(run))
-
-
-def _launches(graph: ReplayGraph) -> np.ndarray:
-    """When each node was launched, int64[N]: the position of the last host node that leads to it."""
-    on_host, position = graph.is_cpu, graph.position
-    launched = np.where(on_host, position, -1).tolist()
-    edges = np.flatnonzero(~on_host[graph.target])
-    edges = edges[np.argsort(position[graph.target[edges]], kind="stable")]
-    pairs = zip(graph.source[edges].tolist(), graph.target[edges].tolist(), strict=True)
-    for source, target in pairs:
-        launched[target] = max(launched[target], launched[source])
-    found = np.array(launched, dtype=np.int64)
-    return np.where(found < 0, position, found)
 
 
 def _steps(run: Run) -> list[int]:

@@ -16,7 +16,6 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import (
     communicates,
-    dependencies,
     has,
     set_integers,
     set_texts,
@@ -27,6 +26,7 @@ from chakra_et.et.node_attributes import (
 from chakra_et.et.sets import RankSet
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
+from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
@@ -129,28 +129,20 @@ def varied(trace: ExecutionTrace, step: np.ndarray, factors: np.ndarray) -> Exec
 def step_of(trace: ExecutionTrace) -> np.ndarray:
     """The step of each node, int64[N] from 0; all 0 without steps, -1 for what was launched before the first.
 
-    What the CPU does belongs to the step in which it begins (by its place in the file where there are no
-    start times, as in copies); a device's work to that of the operator that launched it, which it can
-    outlast.
+    What the CPU does belongs to the step in which it begins, by its place in the file; a device's work to
+    that of the operator that launched it, which it can outlast.
     """
     names, rows = step_rows(trace)
     if len(names) < 2:
         return np.zeros(len(trace), dtype=np.int64)
-    when = trace.start_micros if trace.start_micros.any() else np.arange(len(trace), dtype=np.uint64)
-    step = np.maximum(np.searchsorted(np.sort(when[rows]), when, side="right") - 1, 0)
-    on_device = trace.column("is_cpu_op") == 0
-    source, target = dependencies(trace)
+    graph, on_device = build_graph(trace), trace.column("is_cpu_op") == 0
     # Work that was launched before the recording hangs on the gap with which the recording begins.
-    launched = on_device[target] & (node_kinds(trace)[source] != KINDS.index("host-overhead"))
-    source, target = source[launched], target[launched]
-    order = np.argsort(target, kind="stable")
-    found, known = step.tolist(), (~on_device).tolist()
-    for before, after in zip(source[order].tolist(), target[order].tolist(), strict=True):
-        if known[before]:
-            found[after] = max(found[after], found[before]) if known[after] else found[before]
-            known[after] = True
-    launched_before = on_device & ~np.array(known) & bool((on_device & known).any())
-    return np.where(launched_before, -1, np.array(found, np.int64))
+    gap = graph.gather([node_kinds(trace) == KINDS.index("host-overhead")])
+    launched = graph.launched(~graph.is_cpu[graph.target] & ~gap[graph.source])
+    (when,) = graph.scatter(launched)
+    step = np.searchsorted(np.sort(when[rows]), when, side="right") - 1
+    unknown = (when < 0) & bool((when[on_device] >= 0).any())
+    return np.where(unknown, -1, np.maximum(step, 0))
 
 
 def compute_micros(trace: ExecutionTrace) -> np.ndarray:

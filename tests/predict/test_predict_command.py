@@ -108,7 +108,7 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         (["--shard", "fsdp2", "--bucket-mb", "4"], "--bucket-mb changes what DDP does"),
         (["--shard", "fsdp2", "--accumulate", "4"], "--accumulate changes what DDP does"),
         (["--layers", "2x"], "no attribute lane"),
-        (["--accumulate", "1"], "--accumulate 1: use 2 to 1,024 passes"),
+        (["--accumulate", "1"], "--accumulate is 1: give 2 to 1,024"),
         (["--bandwidth", "1Gbit/s:2Gbit/s:3Gbit/s"], "give the new one, or FROM:TO"),
     ],
 )
