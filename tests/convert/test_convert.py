@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chakra_et.convert.command import ConvertConfig
 from chakra_et.convert.pair import Converted, PairOptions, convert_pair
+from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
@@ -105,6 +107,19 @@ def test_missing_step_is_an_error(step: str, tmp_path: Path) -> None:
         TraceError, match=rf"has no ProfilerStep#{step} \(its steps: 2, 3, 4\); choose one, or use --step all"
     ):
         convert(tmp_path, step=step)
+
+
+@pytest.mark.parametrize("step", ["last", "²", "1.0", ""])
+def test_a_step_that_is_no_number_is_refused(step: str) -> None:
+    with pytest.raises(ValueError, match="--step must be the number of a ProfilerStep or all"):
+        ConvertConfig(step=step)
+    assert ConvertConfig(step="12").step == "12"
+
+
+def test_the_part_of_overhead_in_the_critical_path() -> None:
+    path = {"operator": 50, "host-overhead": 30, "device-overhead": 20}
+    assert RankReport(0, critical_path_us=path, busy_us=path).overhead_share == 0.5
+    assert RankReport(0).overhead_share is None
 
 
 def test_a_trace_without_steps(tmp_path: Path) -> None:

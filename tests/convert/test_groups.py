@@ -92,6 +92,8 @@ def test_unnamed_communicators_are_separated_by_stream(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "one.json", all_reduces((20, 24, 20)), 0, 2)
     converted = convert_pair(Pair(-1, None, path))
     assert groups_of(converted) == ["communicator 0", "communicator 1", "communicator 0"]
+    of_group = converted.trace.column("comm_sequence", -1)[converted.trace.types == NodeType.COMM_COLL]
+    assert of_group.tolist() == [0, 0, 1]
     assert converted.report.warnings["group-by-stream"] == 3
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from chakra_et.errors import TraceError
+from chakra_et.et.columns import Strings
 from chakra_et.job.blocks import _unit, find_blocks
 from chakra_et.job.operators import ENGINE, Operators, operators_of
 from tests.simulate.replay_traces import cpu, kernel, make_trace
@@ -55,6 +59,19 @@ def test_what_lies_around_the_blocks_is_in_none() -> None:
     assert forward == [*outside, *[(0, 0)] * 4, *[(0, 1)] * 4, *outside]
     assert backward == [*outside, *[(1, 1)] * 4, *[(1, 0)] * 4, *outside]
     assert kernels == [(-1, -1), (0, 1)]
+
+
+def test_a_thread_that_begins_the_backward_pass_by_itself_is_in_no_block() -> None:
+    """An operator that the autograd engine doesn't run, such as one of a hook."""
+    trace = model(BLOCK * 2, 8).trace
+    hook = np.flatnonzero(trace.column("lane") == 1)[0]
+    names = [trace.names[row] for row in range(len(trace))]
+    table = list(dict.fromkeys([*names, "aten::ones_like"]))
+    names[hook] = "aten::ones_like"
+    index = np.array([table.index(name) for name in names], np.int32)
+    changed = replace(trace, names=Strings([name.encode() for name in table], index))
+    found = find_blocks({0: operators_of(changed, "made")}, "made")[0]
+    assert (found.group[hook], found.block[hook]) == (-1, -1)
 
 
 @pytest.mark.parametrize("behind", [("GPT_0",), ()])

@@ -269,7 +269,7 @@ def test_all_reduces_of_something_else_are_refused() -> None:
         find_backward(trace, 0, "--bucket-mb")
 
 
-def on_device() -> Run:
+def on_device(copy: bool = False) -> Run:
     """Two gradients of 4 MiB, each from a kernel of 100 µs, all-reduced on a stream of their own in 40 µs;
     the optimizer's kernel waits for both."""
     around, operator = {"name": AROUND, "kind": "operator", "seq_id": 1}, {"kind": "operator"}
@@ -300,6 +300,9 @@ def on_device() -> Run:
         cpu(30, 1, (last,), name="cudaLaunchKernel", kind="runtime"),
         kernel(31, 10, (30, 8, 18), kind="kernel"),
     ]
+    if copy:  # the optimizer's kernel waits for it, too
+        nodes[-1]["deps"] += (32,)
+        nodes.append(kernel(32, 5000, (1,), stream=9, kind="copy", name="copy"))
     tensors = TensorInfo(
         np.array(sorted(shapes), np.int64),
         [b"[]"] * 2,
@@ -320,6 +323,14 @@ def test_buckets_on_a_device_wait_for_their_gradients_kernels() -> None:
     assert us(merged) == [2 + 200 + 80 + 10] * 2
     trace = merged.changed.graph.traces[0]
     assert trace.column("comm_size")[trace.types == NodeType.COMM_COLL].tolist() == [8 * MB]
+
+
+def test_buckets_on_a_device_do_not_wait_for_streams_that_none_waited_for() -> None:
+    """A copy of 5 ms on a stream of its own, launched before the gradients are ready."""
+    merged = predict(on_device(copy=True), [BucketSize(8)]).changed.graph.traces[0]
+    (reduce,) = np.flatnonzero(merged.types == NodeType.COMM_COLL)
+    sources = merged.data_deps.values[slice(*merged.data_deps.offsets[reduce : reduce + 2].tolist())]
+    assert "copy" not in {merged.names[at - 1] for at in sources.tolist()}
 
 
 COUNT = """

@@ -67,6 +67,13 @@ def test_device_collective_without_stream_has_the_lane_of_its_group():
     assert times(replay_device(trace)) == [(0, 9), (0, 10), (10, 20), (0, 10)]
 
 
+@pytest.mark.parametrize("stream", [0, 7])
+def test_a_collective_on_the_stream_of_a_kernel_runs_behind_it(stream):
+    """Of HIP's default stream, 0, as of CUDA's."""
+    trace = make_trace(kernel(1, 9, stream=stream), collective(2, 10, stream=stream))
+    assert times(replay_device(trace)) == [(0, 9), (9, 19)]
+
+
 def test_astra_has_one_cpu_and_one_gpu_slot():
     trace = make_trace(cpu(1, 10), cpu(2, 10, tid=2), kernel(3, 7), kernel(4, 7, stream=20))
     assert times(replay_astra(trace)) == [(0, 10), (10, 20), (0, 7), (7, 14)]

@@ -14,8 +14,9 @@ from chakra_et.__main__ import main
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.job.mesh import Mesh, Place, mesh_of, parse_mesh, shape_of
+from chakra_et.transform.rank_copies import with_members
 from tests.astra.sets import MESH, step, write_set
-from tests.simulate.replay_traces import collective, cpu, make_trace, makespan_ns, replay_device
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, makespan_ns, replay_device
 
 
 def ddp(rank: int, ranks: int, slow: int = 0) -> ExecutionTrace:
@@ -207,6 +208,18 @@ def test_missing_ranks_are_made_before_scaling(pair: str, tmp_path: Path) -> Non
     totals = [int(trace.duration_micros[computes].sum()) for trace in traces.values()]
     assert totals == pytest.approx([2202] * 16, rel=0.01)
     assert main(["validate", str(tmp_path / "out" / "big")]) == 0
+
+
+def test_collectives_take_the_members_of_their_own_group() -> None:
+    """Without a group they are of all ranks. A rank's shard of an all-gather shrinks as members are added."""
+    gathers = [
+        {"comm_type": CollectiveType.ALL_GATHER, "comm_size": 4096, "lane": at} | group
+        for at, group in enumerate(({"pg_name": "1"}, {"pg_name": "2"}, {}))
+    ]
+    nodes = [kernel(at, 8, type=NodeType.COMM_COLL, **each) for at, each in enumerate(gathers, 1)]
+    members = {"1": (2, 2), "2": (2, 4), "": (4, 32)}
+    made = with_members(make_trace(*nodes), members, lambda kind, before, after, group, micros: micros)
+    assert made.column("comm_size").tolist() == [4096, 2048, 512]
 
 
 def test_files_and_their_bytes_are_said_before_they_are_written(

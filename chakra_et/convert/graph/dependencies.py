@@ -180,8 +180,6 @@ def _full_queues(rank: LinkedRank, launches: Launches, found: Dependencies) -> N
     quick = min(np.partition(lasts[own], len(own) // 4)[len(own) // 4], QUICK_NS)
     blocked = []
     for _, rows in launches.streams.values():
-        if len(rows) <= LEAST_QUEUE:
-            continue
         ends = np.maximum.accumulate(time.end[rows])
         place = np.flatnonzero((calls[rows] >= 0) & (lasts[rows] > BLOCKED * quick))
         call = calls[rows[place]]
