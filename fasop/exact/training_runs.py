@@ -98,6 +98,8 @@ def layout_of(
     ``PlanError`` where it can't be.
     """
     tp, pp, cp, ep = degrees
+    if min(gpus, mbs, chunks, *degrees) < 1 or pp * chunks > model.layers + MOST_MISSING:
+        raise PlanError("GPUs, degrees and micro-batches are at least 1, pp × vp at most the layers.")
     if gpus % (tp * pp * cp):
         raise PlanError(f"{gpus} GPUs are no multiple of tp × pp × cp = {tp * pp * cp}.")
     dp, batch = gpus // (tp * pp * cp), model.global_batch
@@ -136,14 +138,15 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
     head = rows[0] if rows else {}
     read, needed = _TABLES[next((mark for mark in _TABLES if mark in head), "step_s")]
     if missing := [name for name in needed.split() if name not in head]:
-        raise PlanError(
-            f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's, or MPT's."
-        )
+        raise PlanError(f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's.")
     settings = read_yaml(models or path.with_name("models.yaml")) if read is _published else {}
     found = []
     for number, row in enumerate(rows, 1):
         try:
-            found.append(read(_with_recipe(row, rows), settings))
+            run = read(_with_recipe(row, rows), settings)
+            if isinstance(run.layout, Layout) and not 0 < run.seconds < 1e9:
+                run = run._replace(layout=PlanError("its time is no number of seconds above 0."))
+            found.append(run)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PlanError(f"{path}, row {number}: a value is missing or no number: {error}.") from None
     return found
@@ -151,17 +154,14 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
 
 def _with_recipe(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
     """A row whose recipe isn't stated, with that of the nearest release that ran the same, if one did."""
-    same = [other for other in rows if other.get("settings") and _same(row) == _same(other)]
+    named = [other for other in rows if other.get("settings")]
+    same = [other for other in named if all(row.get(name) == other.get(name) for name in _LAYOUT)]
     if row.get("settings") or not same:
         return row
     number = float(row["release"][:5])
     nearest = min(same, key=lambda other: abs(float(other["release"][:5]) - number))
     taken = {name: nearest.get(name, "") for name in _RECIPE}
     return {**row, **taken, "settings": f"those of {nearest['release']}"}
-
-
-def _same(row: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(row.get(name, "") for name in _LAYOUT)
 
 
 def _published(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:

@@ -144,8 +144,7 @@ def of_gpus(name: str, count: int) -> Cluster:
     if count > size and (not of.network or count % size):
         why = f"is no multiple of {size}" if of.network else "need a network, which isn't known for them"
         raise PlanError(f"{count}x{name}: {count} GPUs {why}: give a cluster file.")
-    on_bus = of.link == "PCIe"
-    rate = inside.bus_of(min(size, 8) if on_bus else 8) if inside else of.bandwidth
+    rate = inside.bus_of(min(size, 8) if of.link == "PCIe" else 8) if inside else of.bandwidth
     hop = max((inside.latency(8) / 1e9 - COLLECTIVE_START) / 14, 1e-6) if inside else 0.0
     called = "A100-80GB" if name == "A100" else name  # as cluster files call them
     gpu = Gpu(
@@ -158,7 +157,7 @@ def of_gpus(name: str, count: int) -> Cluster:
         ),
         intra_latency=hop,
         gpu_bandwidth=8 * of.network,
-        shared_bus=on_bus,
+        shared_bus=of.link == "PCIe",
     )
     return Cluster(f"{count}x{name}", size, (gpu,), (count // size,))
 

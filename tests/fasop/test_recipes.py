@@ -124,6 +124,25 @@ def test_a_layout_that_cannot_be_is_one_sentence(
     assert str(error.value) == sentence
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("num_gpus", ["0", "-8"], "GPUs, degrees and micro-batches are at least 1"),
+        ("mbs", ["0", "-1"], "GPUs, degrees and micro-batches are at least 1"),
+        ("tp", ["0", "-2"], "GPUs, degrees and micro-batches are at least 1"),
+        ("step_s", ["0", "-1", "nan", "inf"], "its time is no number of seconds above 0."),
+    ],
+)
+def test_values_that_no_run_has_are_refused(
+    column: str, values: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tp of 0 ended in a traceback, and a step of -1 s was off by -1687%."""
+    path = table(tmp_path, *({column: value} for value in values))
+    assert evaluate.main(["--rows", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"refused: {len(values)} rows: {reason}" in err
+
+
 def test_rows_are_predicted_or_refused_with_their_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fasop.commands.plan import Config
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
@@ -16,8 +17,6 @@ from fasop.plans.shapes import Shape
 from fasop.search.planner import Planner
 from fasop.search.search import search
 from tests.fasop import fasop_cases as cases
-
-RECOMPUTE = ("none", "selective", "full")
 
 
 def found(
@@ -81,5 +80,5 @@ def test_a_recomputation_that_is_given_holds_for_every_stage(recompute: str) -> 
 
 def test_recompute_auto_gives_each_plan_of_its_own_stages_once() -> None:
     model, on = cases.model(4, 16), cluster({"H100": (2, 4)})
-    ways = tuple(Options(per_stage=True, recompute=way) for way in RECOMPUTE)
-    assert found(model, on, ways) == found(model, on)
+    ways = Config("small", "it", per_stage=True, recompute="auto").options(is_measured=True)
+    assert found(model, on, tuple(ways)) == found(model, on)
