@@ -60,6 +60,12 @@ def skeletons() -> Any:
     return option(text, "auto")
 
 
+def cluster(tasks: str = "ranks") -> Any:
+    """The field of commands that give a cluster ``tasks``."""
+    text = f"{tasks} are tasks on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler"
+    return option(text, "", metavar="WHERE")
+
+
 def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parser_options: Any) -> Config:
     """Read the command line into one config.
 

@@ -27,7 +27,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from chakra_et import cli, files
-from chakra_et.cli import option
+from chakra_et.cli import cluster, option
 from chakra_et.convert.jobs import default_workers
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankResult, is_cut
@@ -36,7 +36,6 @@ from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES, RunFiles
-from chakra_et.ranks.cluster import cluster
 from chakra_et.ranks.communication import communication_job, is_record
 from chakra_et.ranks.fill import fill
 from chakra_et.simulate.measured_steps import steps_sentence

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chakra_et.cost import nccl
 from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.et.columns import CollectiveType
 
@@ -69,6 +68,8 @@ def message_time(size: int, source: int, target: int, topology: Topology) -> flo
     outer = _between(topology, (source, target))
     if outer is None:
         return topology.nccl.message(size)
+    from chakra_et.cost import nccl
+
     return nccl.message_between(size, outer.bandwidth, outer.latency_ns)
 
 
@@ -79,6 +80,8 @@ def _between(topology: Topology, ranks: Sequence[int]) -> Dimension | None:
 
 
 def _by_nccl(kind: CollectiveType, size: float, ranks: Sequence[int], topology: Topology) -> float:
+    from chakra_et.cost import nccl  # its table is read only where GPUs are named
+
     assert topology.nccl is not None
     whole, outer = nccl.whole_bytes(kind, size, len(ranks)), _between(topology, ranks)
     if outer is None:

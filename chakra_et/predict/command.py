@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from chakra_et import text
-from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
+from chakra_et.cli import allow_missing_ranks, cluster, option, parse, skeletons
 from chakra_et.errors import TraceError
 from chakra_et.et.record import refuse_existing
 from chakra_et.et.sets import Skeletons
@@ -30,7 +30,6 @@ from chakra_et.predict.predict import (
     predicted_traces,
     write_traces,
 )
-from chakra_et.ranks.cluster import cluster
 from chakra_et.simulate.run import Run, load_run, together
 from chakra_et.text import plural
 from chakra_et.transform.changes import Change, Rebuild

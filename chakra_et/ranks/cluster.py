@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from chakra_et.cli import option
 from chakra_et.convert import jobs
 from chakra_et.convert.jobs import Jobs
 from chakra_et.errors import TraceError
@@ -28,12 +27,6 @@ from chakra_et.text import progress_bar
 QUEUES = "slurm", "pbs", "lsf", "sge"
 """Slurm is tested; the others take the same way, untested."""
 _servers: dict[int, Any] = {}
-
-
-def cluster(tasks: str = "ranks") -> Any:
-    """The field of commands that give a cluster ``tasks``."""
-    text = f"{tasks} are tasks on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler"
-    return option(text, "", metavar="WHERE")
 
 
 @contextlib.contextmanager

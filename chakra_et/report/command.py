@@ -22,7 +22,6 @@ from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
 from chakra_et.files import path_of
 from chakra_et.names import SKELETON, RunFiles, run_at
-from chakra_et.ranks.cluster import cluster
 from chakra_et.ranks.table import step_table
 from chakra_et.report.content import content, with_names
 from chakra_et.report.many import MOST_NODES, many_content
@@ -41,7 +40,7 @@ class ReportConfig:
     )
     allow_missing_ranks: bool = cli.allow_missing_ranks()
     skeletons: Skeletons = cli.skeletons()
-    cluster: str = cluster()
+    cluster: str = cli.cluster()
     xlsx: str | None = cli.option("also write the tables to this workbook", None)
     json: bool = cli.option("print what the page's tables show, as JSON", False)
 

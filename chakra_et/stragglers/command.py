@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chakra_et.cli import parse
+from chakra_et.cli import cluster, parse
 from chakra_et.diagnose.command import DiagnoseConfig
 from chakra_et.diagnose.verdict import Diagnosis, diagnose
-from chakra_et.ranks.cluster import cluster
 from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.analyse import THRESHOLD, Stragglers, analyse
 from chakra_et.stragglers.recorded import recorded_job

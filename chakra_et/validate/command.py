@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from chakra_et.cli import allow_missing_ranks, option, parse
+from chakra_et.cli import allow_missing_ranks, cluster, option, parse
 from chakra_et.et.sets import find_rank_sets
-from chakra_et.ranks.cluster import cluster
 from chakra_et.validate.check import check_set
 
 DESCRIPTION = (
