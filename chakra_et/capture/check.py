@@ -132,9 +132,10 @@ def _compare_steps(host_steps: list[int], active_steps: int, structure: int, rep
 
 def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: PairReport) -> None:
     """``structure``: row of the annotation of the structure step, -1 for none."""
-    of_step = np.ones(len(device), dtype=bool)
+    of_step = within = np.ones(len(device), dtype=bool)
     if structure >= 0:  # the cost of recording is measured after it
         of_step = (device.start >= device.start[structure]) & (device.start <= device.end[structure])
+        within = device.end <= device.end[structure]  # not a compiled function within which the step ends
     in_host = (host.rf_id > 0) & ~_named(host, _ONE_SIDED) & ~np.isin(host.rf_id, device.rf_id[~of_step])
     in_device = of_step & (device.rf_id > 0) & ~_named(device, _ONE_SIDED)
     for label, rows in (("host", in_host), ("device", in_device)):
@@ -144,7 +145,7 @@ def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: P
         return
     host_ids, device_ids = np.unique(host.rf_id[in_host]), np.unique(device.rf_id[in_device])
     both = np.intersect1d(host_ids, device_ids)
-    missing = in_device & ~np.isin(device.rf_id, both)
+    missing = in_device & within & ~np.isin(device.rf_id, both)
     # An exception ends all operators around the one it comes from, up to an annotation or a node of autograd.
     dispatched = np.isin(
         device.name, [n for n, name in enumerate(device.names) if _DISPATCHED.fullmatch(name)]

@@ -90,9 +90,8 @@ def check_trace_name(name: str) -> str:
         raise ValueError(
             f"trace name {shown} is empty, starts with a dot, a dash or a space, or ends with a space"
         )
-    allowed = (c.isalnum() or c in _PUNCTUATION or unicodedata.category(c).startswith("M") for c in name)
-    bad = sorted({letter for letter, is_allowed in zip(name, allowed, strict=True) if not is_allowed})
-    if bad:
+    others = {letter for letter in name if not (letter.isalnum() or letter in _PUNCTUATION)}
+    if bad := sorted(letter for letter in others if not unicodedata.category(letter).startswith("M")):
         raise ValueError(
             f"trace name {shown} contains {', '.join(map(repr, bad))}: use letters, digits, spaces and "
             f"{_PUNCTUATION.strip()} (the folder is given separately)"

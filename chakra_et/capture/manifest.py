@@ -188,15 +188,12 @@ def build_manifest(records: dict[int, dict[str, Any]], world_size: int, **facts:
             groups[group["name"], tuple(group["ranks"])] = group
     return {
         "manifest_version": MANIFEST_VERSION,
-        "trace_name": facts["trace_name"],
+        **facts,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "complete": not missing and all(record["complete"] for record in records.values()),
         "reason": "; ".join(reasons) or None,
         "versions": versions(),
-        "run": facts["run"],
-        "schedule": facts["schedule"],
         "world_size": world_size,
-        "backend": facts["backend"],
         "process_groups": list(groups.values()),
         "missing_ranks": missing,
         "ranks": [
@@ -210,7 +207,7 @@ def write_json(path: Path, content: Any) -> None:
     """Write ``content`` atomically and without secrets; values that JSON can't represent become text."""
     content = json.loads(json.dumps(content, default=str))
     public = redacted(content)
-    if public != content:
+    if public != content and not path.exists():  # once, though rank 0 writes its manifest twice
         notify(logging.WARNING, "%s: secrets were left out, by their names or forms", path)
     write_text(path, json.dumps(public, indent=2, ensure_ascii=False) + "\n")
 
@@ -237,22 +234,21 @@ def summarise(manifest: dict[str, Any], folder: Path) -> None:
         notify(logging.WARNING, "trace %s rank %d: no report from it", name, rank)
     if manifest["complete"]:
         notify(logging.INFO, "traces and manifest of %d rank(s) are in %s", manifest["world_size"], folder)
-    if not _log.hasHandlers():
+    if not _log.hasHandlers() and any(record["files"] for record in manifest["ranks"]):
         command = "chakra-et" if shutil.which("chakra-et") else "python -m chakra_et"
         notify(logging.INFO, "next: %s convert %s --name %s", command, *map(shlex.quote, (str(folder), name)))
 
 
 def versions() -> dict[str, str | None]:
     """Versions of everything that affects a trace; None for libraries that the run has not imported."""
-    transformers, numpy = sys.modules.get("transformers"), sys.modules.get("numpy")
     nccl = None
     if torch.cuda.is_available() and dist.is_available() and dist.is_nccl_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return {
-        "torch": torch.__version__,
+        **{
+            of: getattr(sys.modules.get(of), "__version__", None) for of in ("torch", "transformers", "numpy")
+        },
         "python": platform.python_version(),
-        "transformers": getattr(transformers, "__version__", None),
-        "numpy": getattr(numpy, "__version__", None),
         "cuda": torch.version.cuda,
         "nccl": nccl,
         "chakra_et": __version__,

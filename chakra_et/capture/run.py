@@ -30,8 +30,7 @@ from chakra_et.capture.config import VARIABLES, TraceConfig, config_from_environ
 from chakra_et.errors import TraceError
 from chakra_et.names import RunFiles
 
-_NO_STEPS = "no optimizer stepped and no module was called"
-_REMEDY = "name the class of the module whose calls are steps with --step-on NAME, or use ChakraTracer"
+_NO_STEPS = "no optimizer stepped and no module was called; name the class of a module with --step-on NAME"
 # Their processes don't train.
 _NOT_FOLLOWED = ("torch.utils.data", "torch._inductor", "multiprocessing", "concurrent")
 
@@ -77,10 +76,10 @@ def _run(target: list[str], is_module: bool, trace: _Trace) -> int:
         traceback.print_exception(type(error), error, _of_the_script(error))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     manifest = RunFiles(Path(trace.config.trace_output_dir), str(trace.config.trace_name)).manifest_file
-    written = trace.tracer is not None and trace.tracer.written
-    if written or manifest.is_file() and manifest.stat().st_mtime_ns >= began:
+    written = manifest.is_file() and manifest.stat().st_mtime_ns >= began and "sha256" in manifest.read_text()
+    if written or trace.tracer is not None and trace.tracer.written:
         return 0
-    why = "no active step was reached; run more steps" if trace.tracer else f"{_NO_STEPS}; {_REMEDY}"
+    why = "no step was recorded, see above; a short script may need more steps" if trace.tracer else _NO_STEPS
     print(f"chakra-et: no trace was written: {why}", file=sys.stderr)
     return 1
 
@@ -103,10 +102,13 @@ class _Trace:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Count the steps in this process and those that it starts, and finish the trace however it ends."""
+        import torch
+
         _Trace.follows = True
-        _after_each_call(self.step, self.step_on)
+        step = torch.compiler.disable(self.step)  # it may be called within a function that is compiled
+        _after_each_call(step, self.step_on)
         if not self.step_on:
-            _after_each_step(self.step)
+            _after_each_step(step)
         create: Any = BaseProcess.__init__
 
         def create_followed(process: Any, *values: Any, **options: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from chakra_et.arrays import coded_pairs, lane_order, narrowed, nearest
 from chakra_et.convert.graph.communication import Communication, group_number
+from chakra_et.convert.graph.link import operators_and_annotations
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
 from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy, find_hierarchy, find_work
@@ -72,10 +73,11 @@ def whole_micros(lane: np.ndarray, length_ns: np.ndarray) -> np.ndarray:
     return result
 
 
-def _operators(rank: LinkedRank, graph: Graph) -> np.ndarray:
-    """int64[N]: the event of each node's operator (its own, or the one around its call), -1 for none."""
+def _operators(rank: LinkedRank, graph: Graph, among: np.ndarray) -> np.ndarray:
+    """int64[N]: the event of each node's operator (its own, or the one around its call), -1 for none; those
+    ``among`` the events, bool, count as operators."""
     via = np.where(rank.calls >= 0, rank.calls, rank.timeline.parent)
-    return np.where(graph.event >= 0, nearest(rank.link.host_row >= 0, via)[graph.event], -1)
+    return np.where(graph.event >= 0, nearest(among, via)[graph.event], -1)
 
 
 def emit(
@@ -84,8 +86,7 @@ def emit(
     """The columns of the file of rank ``number``. Node i of the graph gets id i + 1."""
     rows = len(graph)
     everywhere = np.arange(rows)
-    operator = _operators(rank, graph)
-    host_row = np.where(operator >= 0, rank.link.host_row[operator], -1)
+    host_row = np.append(rank.link.host_row, -1)[_operators(rank, graph, rank.link.host_row >= 0)]
     hierarchy = find_hierarchy(rank)
     work = find_work(rank, hierarchy.parent)
     attributes: dict[str, Attribute] = {}
@@ -95,7 +96,7 @@ def emit(
             known = isinstance(values, Strings) or values.dtype == np.uint64
             attributes[name] = Attribute(kind, rows, values if known else narrowed(values))
 
-    _add_host(rank, graph, operator, host_row, add)
+    _add_host(rank, graph, host_row, add)
     lane_kind = np.array([lane.kind for lane in graph.lanes])
     add("is_cpu_op", "bool", everywhere, (lane_kind == "cpu")[graph.lane].astype(np.int32))
     on_gpu = np.flatnonzero((lane_kind == "gpu")[graph.lane])
@@ -196,13 +197,17 @@ def _add_communication(nodes: np.ndarray, of_node: list[Communication], rank: in
 # ---- attributes of operators, calls, kernels and memory ----
 
 
-def _add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np.ndarray, add: Add) -> None:
+def _add_host(rank: LinkedRank, graph: Graph, host_row: np.ndarray, add: Add) -> None:
     """rf_id, fw_parent, seq_id, scope, tid, fw_tid and op_schema on all nodes, as in MLCommons' converter;
     and the strides of operators with a tensor that isn't contiguous."""
     host = rank.host
     everywhere = np.arange(len(graph))
-    # The host row may be that of the structure step, whose ids the other steps' operators don't have.
-    own = {"rf_id": rank.device.rf_id, "seq_id": rank.device.sequence}
+    # The host row may be that of the structure step, whose ids the other steps' operators don't have, or of
+    # an operator around one that the structure step doesn't have: those are numbered behind all others.
+    operator = _operators(rank, graph, operators_and_annotations(rank.device))
+    rf_id = rank.device.rf_id
+    rf_id = np.where(rf_id > 0, rf_id, rf_id.max(initial=0) + 1 + np.arange(len(rf_id)))
+    own = {"rf_id": rf_id, "seq_id": rank.device.sequence}
     for name in NUMERIC:
         values = np.append(getattr(host, name), DEFAULTS[name])[host_row]  # row -1: the default
         if name in own and rank.device.recording is not None:
@@ -215,9 +220,9 @@ def _add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np
             tids[lanes] = host.tid[host_row[known[first]]]
             values = np.where(host_row >= 0, values, tids[graph.lane])
         add(name, "int64", everywhere, values)
-    on_device = np.isin(graph.kind, DEVICE_KINDS)
-    stands = (host_row >= 0) & (graph.event >= 0) & ((graph.kind <= NodeKind.ANNOTATION) | on_device)
-    schema = np.append(host.op_schema, len(host.schemas))[np.where(stands, host_row, -1)]
+    own_row = np.where(graph.kind <= NodeKind.ANNOTATION, np.append(rank.link.host_row, -1)[graph.event], -1)
+    row = np.where(np.isin(graph.kind, DEVICE_KINDS), host_row, own_row)
+    schema = np.append(host.op_schema, len(host.schemas))[row]
     add("op_schema", "string", everywhere, coded([*host.schemas, ""], schema))
     nodes = np.flatnonzero(graph.is_first)
     rows = rank.link.host_row[graph.event[nodes]].tolist()

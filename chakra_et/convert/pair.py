@@ -10,7 +10,7 @@ import gc
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,14 +204,15 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
 
 
 def step_facts(recording: Recording | None, untraced_us: Sequence[float]) -> str:
-    """The metadata ``steps_micros``: medians over the ``untraced`` and ``traced`` steps, by the host's clock.
+    """The metadata ``steps_micros``, by the host's clock: the median of the ``untraced`` steps, and the mean
+    of the ``traced`` ones, as that is the step of the graph.
 
     ``untraced_us``: untraced steps in the manifest of a capture whose traces don't tell them.
     """
     facts: dict[str, Any] = {}
     if recording is not None:
         untraced_us = [wall for wall, _ in recording.untraced_us]
-        facts["traced"] = median(wall for wall, _ in recording.timed_us) if recording.timed_us else None
+        facts["traced"] = fmean(wall for wall, _ in recording.timed_us) if recording.timed_us else None
         facts["observed"] = recording.structure_step == len(recording.step_us) - 1
     facts["untraced"] = median(untraced_us) if untraced_us else None
     facts["untraced_steps"] = len(untraced_us)

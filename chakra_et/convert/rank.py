@@ -177,18 +177,12 @@ def is_cut(report: RankReport, side: Side) -> bool:
 
 def truncation(pair: Pair, report: RankReport) -> list[str]:
     """One sentence per indication that device work is missing."""
-    problems = []
-    if is_cut(report, "device"):
-        problems.append(
-            f"{pair.device}: was cut off, so its last events, the device work, are lost; record it again, or "
-            "use --allow-truncated."
-        )
-    for key in ("missing-gpu-work", "launch-without-work", "missing-communication"):
-        if count := report.warnings.get(key):
-            problems.append(
-                f"{pair.device}: {sentence(key)} ({count}); record it again, or use --allow-truncated."
-            )
-    return problems
+    lost = "was cut off, so its last events, the device work, are lost"
+    keys = "missing-gpu-work", "launch-without-work", "missing-communication"
+    reasons = [lost] if is_cut(report, "device") else []
+    reasons += [f"{sentence(key)} ({count})" for key in keys if (count := report.warnings.get(key))]
+    remedy = "record it again, or use --allow-truncated."
+    return [f"{pair.device}: {reason}; {remedy}" for reason in reasons]
 
 
 def _read_back(job: RankJob) -> RankResult | None:

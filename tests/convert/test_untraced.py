@@ -102,6 +102,35 @@ def test_operators_that_the_structure_step_lacks_are_counted(tmp_path):
     assert found.report.notes["no-host-node"] == found.report.warnings["structure-differs"]
 
 
+def test_operators_that_the_structure_step_lacks_have_no_identity_of_those_around_them(tmp_path):
+    """An evaluation's DataLoader had the step's rf_id, and the diagnosis took the whole step for loading."""
+    trace = convert_pair(capture(tmp_path, 1, 1, 2, branch_at=3)).trace
+    texts = [trace.names[row] for row in range(len(trace))]
+    ids = trace.column("rf_id")
+    lacking = ids[[row for row, name in enumerate(texts) if name in ("aten::sinh", "aten::cosh")]]
+    assert lacking.min() > 0 and len(set(lacking)) == len(lacking)
+    assert {texts[row] for row in np.flatnonzero(np.isin(ids, lacking))} == {"aten::sinh", "aten::cosh"}
+    schema = trace.attributes["op_schema"]
+    of_row = {int(row): schema.values[at] for at, row in enumerate(schema.rows)}
+    mistaken = [name for row, name in enumerate(texts) if of_row[row] and not of_row[row].startswith(name)]
+    assert not mistaken
+
+
+def test_a_step_whose_end_the_tracer_did_not_see_is_left_out_whatever_it_holds(tmp_path):
+    """A rank without further batches answered the others' collectives for 60 s, which counted as a step."""
+    from chakra_et.capture.tracer import ChakraTracer
+
+    with ChakraTracer(tmp_path, "t", 1, 1, 3) as tracer:
+        for _ in range(4):
+            torch.ones(4).sinh()
+            tracer.step()
+        for _ in range(9):
+            torch.ones(4).cosh()
+    found = convert_pair(Pair(0, tmp_path / "t_host.json", tmp_path / "t_device.json"))
+    assert step_rows(found.trace)[0] == ["ProfilerStep#2", "ProfilerStep#3"]
+    assert found.report.warnings["steps-unfinished:4"] == 1
+
+
 def test_sequences_align_past_what_one_side_lacks():
     assert aligned(list("abcd"), list("abcd")) == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert aligned(list("abcd"), list("acxd")) == [(0, 0), (2, 1), (3, 3)]

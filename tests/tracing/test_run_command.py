@@ -109,6 +109,35 @@ def test_the_scripts_status_is_kept(project: Path) -> None:
     assert load(project / "outputs" / "t_manifest.json")["complete"]
 
 
+def test_an_optimizer_that_steps_in_a_compiled_function_is_traced(project: Path) -> None:
+    """Dynamo traced through the tracer, which gave up; the status was 0."""
+    text = (project / "code" / "train.py").read_text()
+    text = text.replace(
+        "for step in", "step_compiled = torch.compile(lambda: optimizer.step(), backend='eager')\nfor step in"
+    )
+    (project / "code" / "train.py").write_text(
+        text.replace("    optimizer.step()\n", "    step_compiled()\n")
+    )
+    done = run(project, "code/train.py", "8", CHAKRA_TRACE="outputs/t")
+    assert done.returncode == 0 and "can't be linked" not in done.stderr, done.stderr
+    (rank,) = load(project / "outputs" / "t_manifest.json")["ranks"]
+    assert rank["steps"] == [3, 4, 5] and rank["check"]["linkable"]
+
+
+def test_a_tracer_that_fails_ends_with_a_status_and_offers_no_conversion(project: Path) -> None:
+    done = run(project, "code/train.py", "8", CHAKRA_TRACE="code/train.py/t")  # a folder within a file
+    assert done.returncode == 1 and "next:" not in done.stderr
+    assert "can't be written" in done.stderr and "no trace was written: no step was recorded" in done.stderr
+
+
+def test_that_secrets_were_left_out_is_said_once(project: Path) -> None:
+    done = run(
+        project, "code/train.py", "8", "--token", "hf_abcdefghijklmnopqrstuvwx", CHAKRA_TRACE="outputs/t"
+    )
+    assert done.stderr.count("secrets were left out") == 1
+    assert "hf_abc" not in (project / "outputs" / "t_manifest.json").read_text()
+
+
 def test_a_script_that_gives_nothing_to_record_ends_with_a_status_and_a_remedy(project: Path) -> None:
     (project / "code" / "train.py").write_text("print('hello')\n")
     done = run(project, "code/train.py", CHAKRA_TRACE="outputs/t")

@@ -139,13 +139,14 @@ def link_rank(
 
 
 def _is_cut(device: DeviceTrace, known: list[tuple[int, int]], number: int) -> bool:
-    """Whether the recording of the last step was cut: it has that ``number``, or less than half as many
-    operators as each of the others."""
+    """Whether the recording of the last step was cut: it has that ``number``, our tracer didn't see its end,
+    or it has less than half as many operators as each of the others."""
     if len(known) < 2:
         return False
+    unseen = device.recording is not None and known[-1][0] >= len(device.recording.step_us)
     starts = device.start[[row for _, row in known]]
     counts = np.diff(np.searchsorted(np.sort(device.start[device.category == CPU_OP]), [*starts, 2**62]))
-    return known[-1][0] == number or bool(2 * counts[-1] < counts[:-1].min())
+    return unseen or known[-1][0] == number or bool(2 * counts[-1] < counts[:-1].min())
 
 
 # ---- structure of one step, times of those after it ----
