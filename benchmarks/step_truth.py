@@ -12,8 +12,9 @@ the timed steps and the structure step as recorded, which is the state before an
 after. Then the mean and the worst error.
 
 ``--modules``: where the time goes. Hooks around each call of an ``nn.Module`` open an annotation and read the
-CPU clock. Printed is, by class of module, the time per step in its forward calls by the clock of the untraced
-process and in the graph of the traced one. Classes with less than a twentieth of the step are left out.
+clock. Printed is, by class of module, the time per step in its forward calls by the clock of the untraced
+process and in the graph of the traced one: the graph's durations are not CPU time, so this needs an idle
+machine. Classes with less than a twentieth of the step are left out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PREFIX = "module: "
 
 
 def time_modules() -> dict[str, float]:
-    """The CPU time, s, in calls of each class of module from now on; each call has its annotation."""
+    """The time, s, in calls of each class of module from now on; each call has its annotation."""
     import torch
     from torch.nn.modules import module as modules
 
@@ -48,11 +49,11 @@ def time_modules() -> dict[str, float]:
     def before(called: Any, inputs: Any) -> None:
         annotation = torch.profiler.record_function(PREFIX + type(called).__name__)
         annotation.__enter__()
-        began.append((annotation, time.process_time()))
+        began.append((annotation, time.perf_counter()))
 
     def after(called: Any, inputs: Any, output: Any) -> None:
         annotation, at = began.pop()
-        took = time.process_time() - at
+        took = time.perf_counter() - at
         annotation.__exit__(None, None, None)
         spent[type(called).__name__] = spent.get(type(called).__name__, 0.0) + took
 
@@ -172,7 +173,7 @@ def measure_modules(name: str, size: int) -> tuple[dict[str, float], dict[str, f
         folder = Path(scratch)
         run(name, size, folder, False, by_module=True)
         plain = json.loads((folder / "modules0.json").read_text())
-        step = median(cpu for _, cpu in json.loads((folder / "plain0.json").read_text())) * 1000
+        step = median(wall for wall, _ in json.loads((folder / "plain0.json").read_text())) * 1000
         run(name, size, folder, True, by_module=True)
         (result,) = convert_sets(find(folder), PairOptions())
         trace = et_file.read(result.traces.et_file(0))
