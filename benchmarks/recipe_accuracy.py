@@ -36,7 +36,8 @@ from fasop.plans.layout import Layout
 
 GIVEN = ROOT.parent / "shared" / "data" / "truth"
 FILES = ("training_runs.csv", "mpt_fsdp.csv", "neusight_steps.csv", "vtrain_single.csv")
-FIXED = {"tensor: megatron"}  # plans use their links' own
+# Plans use their links' own; products in 16 bits were measured on A100.
+FIXED = {"tensor: megatron", "products: before FP8"}
 Pairs = list[tuple[Run, Layout]]
 Values = dict[str, float]
 NUDGE = 0.05  # of a constant's logarithm, by which its effect is measured
@@ -195,6 +196,16 @@ def lines(pairs: Pairs, errors: np.ndarray, of_fit: np.ndarray) -> list[list[str
     return rows
 
 
+def by_name(label: str, names: list[str], errors: np.ndarray) -> list[list[str]]:
+    """Errors of the runs of each name, which a fit without these has made."""
+    rows = [[f"{label} left out", "rows", "mean error", "signed", "worst"]]
+    for name in sorted(set(names)):
+        own = errors[np.array(names) == name]
+        mean, signed, worst = np.abs(own).mean(), own.mean(), max(own, key=abs)
+        rows.append([name, str(len(own)), f"{mean:.1%}", f"{signed:+.1%}", f"{worst:+.1%}"])
+    return rows
+
+
 def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
     """Print what the tables of a folder say; returns an exit status."""
     files = [truth / name for name in FILES if (truth / name).exists()]
@@ -227,6 +238,11 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
     print("\n".join(text.table(lines(pairs, errors, shipped), right=set(range(1, 7)))))
     if own:
         print(f"(of the fit itself: {np.abs(shipped).mean():.1%}, {len(values)} constants)")
+        models = [layout.model.name.replace("3.1", "3") for _, layout in pairs]
+        gpus = [layout.cluster.gpus[0].name for _, layout in pairs]
+        print("\n".join(text.table(by_name("model", models, errors), right=set(range(1, 5)))))
+        by_gpu = left_out(pairs, near, gpus, weights)
+        print("\n".join(text.table(by_name("GPU", gpus, by_gpu), right=set(range(1, 5)))))
     print(ranking(pairs, errors))
     print(f"{sum(bool(run.assumed) for run in runs)} rows with assumptions")
     stated = [run for run in runs if run.row.get("tp", "1") and run.row.get("mode") != "inf"]

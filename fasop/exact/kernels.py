@@ -37,6 +37,10 @@ LORA_RANK = 16  # MLPerf's
 EXPERT_BIAS = 14, 20
 
 
+# Small kernels, forward and backward: masks, positions and lookups of a micro-batch; maxima, sums and targets
+# of the cross-entropy (Megatron-core, ``vocab_parallel_cross_entropy``).
+TOKEN_KERNELS = {"E": (8, 4), "P": (8, 4)}
+ALIGNED = 8  # Products in 16 bits load 16 bytes at once where rows are multiples of it.
 # Sums over the tensor-parallel group in each unit's forward and backward pass: a layer's output after
 # attention and after the feed-forward part, a decoder's after cross-attention too, and as many gradients of
 # inputs; the embedding's output; the gradient of the head's input (Shoeybi et al. 2019, "Megatron-LM").
@@ -51,6 +55,7 @@ class Matmul(NamedTuple):
     k: int
     copies: int = 1
     experts: bool = False
+    unaligned: bool = False
 
 
 class Moved(NamedTuple):
@@ -77,15 +82,18 @@ def unit_work(model: Model, kind: str, tp: int, mbs: int, options: Options, ep: 
     """Work of one unit. kind: E, T, D or P, as in ``Model.kinds``."""
     tokens, h = mbs * model.seq, model.hidden
     whole = tokens // tp if options.sequence_parallel else tokens  # of what tensor parallelism leaves whole
+    small, small_back = ([Moved(tokens)] * count for count in TOKEN_KERNELS.get(kind, (0, 0)))
     if kind == "E":
-        return Work((Moved(2 * tokens * h),), (Moved(3 * tokens * h),))
+        return Work((Moved(2 * tokens * h), *small), (Moved(3 * tokens * h), *small_back))
     if kind == "P":
         vocab = math.ceil(model.vocab / tp)
-        head = Matmul(tokens, vocab, h)
+        if tp > 1 or options.engine in ("megatron", "deepspeed", "mlperf"):  # make-vocab-size-divisible-by
+            vocab = 128 * math.ceil(vocab / 128)
+        head = Matmul(tokens, vocab, h, unaligned=vocab % ALIGNED > 0)
         # Cross-entropy reads the logits, and reads and writes them in fp32 twice.
         return Work(
-            (head, Moved(2 * whole * h), Moved(7 * tokens * vocab)),
-            (*_gradients([head], options.adapters), Moved(3 * tokens * vocab)),
+            (head, Moved(2 * whole * h), Moved(7 * tokens * vocab), *small),
+            (*_gradients([head], options.adapters), Moved(3 * tokens * vocab), *small_back),
         )
     parts = [_attention(model, tp, mbs, options, whole), _feed_forward(model, tp, tokens, options, whole, ep)]
     if kind == "D":
@@ -122,7 +130,7 @@ def _attention(model: Model, tp: int, mbs: int, options: Options, whole: int) ->
     numbers = batch * s * whole_s
     products = Matmul(s, whole_s, size, batch), Matmul(s, size, whole_s, batch)
     kind = "cast" if batch % 4 and options.activation_bytes == 2 else "fused"
-    if options.engine == "eager":
+    if options.engine == "eager" and options.activation_bytes == 4:  # NeuSight's; vTrain's is Megatron's
         kind = "clamped" if model.clamped else "eager"
     softmax, softmax_back = ([Moved(each * numbers) for each in way] for way in SOFTMAX[kind])
     core: tuple[Kernel, ...] = (products[0], *softmax, products[1])

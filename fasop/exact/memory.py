@@ -126,5 +126,4 @@ def stage_gib(
     if options.zero == 3 and dp > 1:
         # The parameters of the unit that runs are whole.
         size = size + float(parameters(model, tp, ep)[0].max()) * options.activation_bytes
-    gib: np.ndarray = size * MEMORY_MARGIN / GIB
-    return gib
+    return size * MEMORY_MARGIN / GIB

@@ -184,8 +184,7 @@ class Passes:
             return self.over_replicas(data, tp, held * width, reduces)
         copies, beside = every(data, ep)
         others = self.over_replicas(data, tp, (held - of_experts) * width, reduces)
-        total: np.ndarray = others + self.over_replicas(copies, tp * beside, of_experts * width, reduces)
-        return total
+        return others + self.over_replicas(copies, tp * beside, of_experts * width, reduces)
 
     def over_replicas(self, data: Group, tp: int, size: np.ndarray, reduces: bool) -> np.ndarray:
         """Seconds of a collective of ``size`` bytes per GPU among the replicas of a stage; 0 for 0 bytes, or
@@ -195,8 +194,7 @@ class Passes:
         sizes = [self.links.cluster.size(self.links.cluster.gpu(part.gpu)) for part in data]
         shared = len(data) > 1 and any(part.gpus * tp < size for part, size in zip(data, sizes, strict=True))
         begin, per_byte = self.links.ring(data, float(size.max(initial=0.0)), tp * (1 + shared), reduces)
-        seconds: np.ndarray = np.where(size > 0, begin + size * per_byte, 0.0)
-        return seconds
+        return np.where(size > 0, begin + size * per_byte, 0.0)
 
 
 def exposed_seconds(
@@ -209,8 +207,7 @@ def exposed_seconds(
     """
     if not options.overlap:
         return reduction
-    seconds: np.ndarray = np.maximum(reduction - hidden, reduction / np.maximum(layers, 1))
-    return seconds
+    return np.maximum(reduction - hidden, reduction / np.maximum(layers, 1))
 
 
 def synchronized(options: Options, stage_end: Time, backward_end: Time, exposed: Time) -> Time:

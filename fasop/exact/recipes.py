@@ -29,11 +29,10 @@ FILE = Path(__file__).parents[1] / "data" / "recipes.json"
 # What a constant is before any run was seen, and the standard deviation of its logarithm. Hosts: seconds per
 # kernel, with experts per layer.
 PRIORS = {
-    **{"products": (1.0, 0.15), "products8": (1.0, 0.2), "experts": (1.0, 0.25), "attention": (1.0, 0.4)},
-    **{"memory": (1.5, 0.5), "casts": (1.0, 0.25), "row casts": (3.0, 0.5)},
+    **{"products": (1.0, 0.15), "products8": (1.0, 0.2), "experts": (1.0, 0.25), "unaligned": (3.0, 0.25)},
+    **{"attention": (1.0, 0.4), "memory": (1.5, 0.5), "casts": (1.0, 0.25), "row casts": (3.0, 0.5)},
     **{"host": (6e-5, 0.5), "expert host": (6e-3, 0.3), "tensor": (1.0, 0.3), "tokens": (1.0, 0.5)},
-    # Products in 16 bits were measured on A100.
-    **{"tensor: overlapped, megatron": (0.5, 0.5), "beside": (0.5, 0.5), "products: before FP8": (1.0, 0.02)},
+    **{"tensor: overlapped, megatron": (0.5, 0.5), "beside": (0.5, 0.5)},
     # PyTorch's own reaches 35% of H100's peak (chakra_et/cost/operator_times.json), FlashAttention-3 65%.
     "attention: Hopper, torchtitan": (1.87, 0.15),
 }
@@ -72,8 +71,7 @@ def hardware(name: str) -> Gpu | None:
 
 @functools.cache
 def _file() -> dict[str, dict[str, float]]:
-    loaded: dict[str, dict[str, float]] = json.loads(FILE.read_text(encoding="utf-8"))
-    return loaded
+    return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def published() -> Mapping[str, float]:
@@ -104,23 +102,22 @@ def constant(name: str) -> float:
 def constant_name(part: str, gpu: Gpu | None, options: Options) -> str:
     """The name of a part's constant: few, shared by all runs that should be alike."""
     engine, precision = options.engine, options.precision
-    peaks = gpu.peaks if gpu else {}
-    family = "Blackwell" if peaks.get("8 bit", 0) > 4e15 else "Hopper"
+    rate = gpu.peaks.get("8 bit", 0) if gpu else 0
+    family = "Blackwell" if rate > 4e15 else "Hopper" if rate else "before FP8"
     if gpu and gpu.vendor == "amd":
         family = "AMD"
-    elif "8 bit" not in peaks:
-        family = "before FP8"
     shared = {"mlperf": "megatron"}.get(engine, engine)
-    # Megatron's kernels on A100 are those of Megatron-DeepSpeed's runs, the only ones of them there.
+    # On A100 no run of the fit has Megatron's fused kernels.
     of_memory = "deepspeed" if family == "before FP8" and shared == "megatron" else shared
+    tensor = "megatron" * (engine != "eager")  # links' own
     kind = {"mxfp8": "by blocks", "nvfp4": "4 bit"}
     named = {
         "products": f"{family}{', fp32' * (precision == 'fp32')}",
         "products8": f"{family}, {kind[precision]}" if precision in kind else family,
         "experts": "16 bit" if precision in ("mixed", "fp32") else "8 bit",
         "attention": f"{family}{f', {engine}' * (engine in ('mpt', 'torchtitan'))}",
-        "memory": of_memory,
-        "tensor": f"overlapped, {shared}" if options.overlap_tensor else "megatron" * (shared == "megatron"),
+        "memory": f"{of_memory}{', fp32' * (engine == 'eager' and precision == 'fp32')}",
+        "tensor": "overlapped, megatron" if options.overlap_tensor and shared == "megatron" else tensor,
         "tokens": "overlapped" if options.overlap_tokens else "exposed",
     }
     return f"{part}: {named[part]}" if named.get(part) else part
@@ -161,8 +158,7 @@ def with_host(seconds: np.ndarray, hosts: np.ndarray) -> np.ndarray:
     """Seconds of kernels that a host starts while those before them run."""
     if not hosts.any():
         return seconds
-    bound: np.ndarray = (seconds**_SHARP + hosts**_SHARP) ** (1 / _SHARP)
-    return bound
+    return (seconds**_SHARP + hosts**_SHARP) ** (1 / _SHARP)
 
 
 def update_seconds(gpu: Gpu, options: Options, gpus: int) -> float:
@@ -172,7 +168,8 @@ def update_seconds(gpu: Gpu, options: Options, gpus: int) -> float:
     """
     if options.offload:
         return 4 / HOST_LINK + UPDATE_BYTES[True] * gpus / HOST_MEMORY
-    return UPDATE_BYTES[options.precision == "fp32"] / (gpu.memory * MEMORY_SHARE)
+    is_fused = options.precision == "fp32" or options.engine == "eager"
+    return UPDATE_BYTES[is_fused] / (gpu.memory * MEMORY_SHARE)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -190,7 +187,8 @@ def unit_parts(
     work = unit_work(model, kind, tp, mbs, options, ep)
     ways = [_parts(kernels, gpu, kind, options) for kernels in (work.forward, work.backward, work.scores)]
     found = {part: np.array([way[part] for way in ways]) for part in ways[0]}
-    if options.engine == "eager":  # gradients are added to those of the step before
+    # In NeuSight's steps gradients are added to those of the step before.
+    if options.engine == "eager" and options.precision == "fp32":
         added = 3 * parameters(model, tp, ep)[0][model.kinds.index(kind)] * options.activation_bytes
         found["memory"][1] += added / gpu.memory
     if kind not in "TD":
@@ -220,23 +218,24 @@ def _parts(kernels: Sequence[Kernel], gpu: Gpu, kind: str, options: Options) -> 
         # In fp32 PyTorch trains with TF32 where the GPU has it and it is allowed.
         number = "tf32" if "tf32" in gpu.peaks and options.engine != "eager" else "float"
     products = [k for k in kernels if isinstance(k, Matmul)]
-    dense, routed = (
-        _products(gpu, number, tuple((k.copies, k.m, k.n, k.k, SETS) for k in products if k.experts == which))
-        for which in (False, True)
-    )
+    routed = [k for k in products if k.experts]
+    unaligned = [k for k in products if k.unaligned and width == 2]
+    dense = _products(gpu, number, tuple(k for k in products if k not in routed + unaligned))
     operands = sum(k.copies * k.m * k.k for k in products) * narrow
     moved = sum(k.numbers for k in kernels if isinstance(k, Moved))
     return {
         "products": 0.0 if narrow else dense,
         "products8": dense if narrow else 0.0,
-        "experts": routed,
+        "experts": _products(gpu, number, tuple(routed)),
+        "unaligned": _products(gpu, number, tuple(unaligned)),
         "memory": moved * width / gpu.memory,
         "row casts" if options.precision == "fp8 rows" else "casts": operands * _CAST_BYTES / gpu.memory,
     }
 
 
 @functools.lru_cache(maxsize=65536)
-def _products(gpu: Gpu, number: str, shapes: tuple[tuple[int, ...], ...]) -> float:
+def _products(gpu: Gpu, number: str, products: tuple[Matmul, ...]) -> float:
+    shapes = [(k.copies, k.m, k.n, k.k, SETS) for k in products]
     return float(kernel_times(gpu).micros(number, shapes).sum()) / 1e6 if shapes else 0.0
 
 

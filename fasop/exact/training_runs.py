@@ -273,15 +273,16 @@ def _step(row: Mapping[str, str], _: object) -> Run:
 
 
 def _vtrain(row: Mapping[str, str], _: object) -> Run:
-    """A row of vTrain's runs on a node of A100; fp16 and full recomputation are assumed."""
+    """A row of vTrain's runs on a node of A100; fp16, no recomputation and kernels that aren't fused are
+    assumed, as times suggest (docs/HOW_TRUE.md)."""
     n = {name: int(row[name]) for name in _VTRAIN.split()}
     layout = tuple(n[degree] for degree in ("tp", "dp", "pp"))
 
     def made() -> Layout:
         model = Model("gpt", n["hidden"], n["seq"], n["layers"], 50257, n["heads"], n["gbs"])
-        return layout_of(model, "A100", n["num_gpus"], n["mbs"], (n["tp"], n["pp"], 1, 1), "full")
+        return layout_of(model, "A100", n["num_gpus"], n["mbs"], (n["tp"], n["pp"], 1, 1))
 
-    options = Options(recompute="full", gradient_bytes=2, engine="deepspeed", scatter_gather=True)
+    options = Options(gradient_bytes=2, engine="eager", scatter_gather=True)
     name = f"hidden {n['hidden']}, {n['layers']} layers, tp, dp, pp {layout}, mbs {n['mbs']}"
     seconds = float(row["step_ms"]) / 1e3
     return Run(name, "vTrain, one node", _or_why(made), options, seconds, (), row, False, f"layout {layout}")

@@ -41,8 +41,7 @@ def links(types: np.ndarray, inter: np.ndarray, intra: np.ndarray, gpus: int, tp
     node = (np.arange(pp * dp * tp) // gpus).reshape(pp, dp, tp)
 
     def across(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-        slowest: np.ndarray = np.minimum(inter[types[:, u]], inter[types[:, v]])
-        return slowest
+        return np.minimum(inter[types[:, u]], inter[types[:, v]])
 
     def between(u: np.ndarray, v: np.ndarray) -> np.ndarray:
         return np.where(u == v, intra[types[:, u]], across(u, v))
@@ -99,8 +98,7 @@ def minmax(
 
     def stage_times(parts: np.ndarray, of: np.ndarray) -> np.ndarray:
         ends = np.cumsum(parts, axis=1)
-        seconds: np.ndarray = sums[table[of, None], stage_type[of], ends - parts, ends]
-        return seconds
+        return sums[table[of, None], stage_type[of], ends - parts, ends]
 
     everything = np.arange(rows)
     compute = stage_times(partition, everything)

@@ -30,7 +30,7 @@ from fasop.search.planner import sharded_memory
 
 # How far the exact model's steps were off on average for plans that others have measured on A100
 # (benchmarks/planner_accuracy.py): plans that are closer than this are not told apart.
-MEAN_ERROR = 0.08
+MEAN_ERROR = 0.065
 WORTH = 0.8  # flags are named that together make a step shorter than this share of it
 # The published tool's columns, which its users' notebooks read.
 COLUMNS = (
@@ -135,7 +135,7 @@ def reasons(plans: Sequence[Plan], objective: str) -> list[str]:
     alike = sum(goal(plan) <= (1 + MEAN_ERROR) * goal(first) for plan in plans)
     if exact and objective != "pareto" and alike > 1:
         lines.append(
-            f"Plans 1 to {alike} are within {MEAN_ERROR:.0%} of each other, the mean error of predictions "
+            f"Plans 1 to {alike} are within {MEAN_ERROR:.1%} of each other, the mean error of predictions "
             "where others have measured (fasop/README.md): time them before you choose."
         )
     return lines

@@ -121,8 +121,7 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, 
 
     def loss(_: None) -> torch.Tensor:
         logits = head(last_norm(x)).float().view(-1, vocab)
-        entropy: torch.Tensor = nn.functional.cross_entropy(logits, tokens.view(-1))
-        return entropy
+        return nn.functional.cross_entropy(logits, tokens.view(-1))
 
     def backward(output: torch.Tensor) -> None:
         torch.autograd.backward(output, torch.ones_like(output))
@@ -170,8 +169,7 @@ def _medians(runs: Runs, *parts: Callable[[Any], Any]) -> list[float]:
             value = part(value)
             marks.append(_now(runs))
         times.append(np.diff(marks))
-    medians: list[float] = np.median(times[runs.warmup :], axis=0).tolist()
-    return medians
+    return np.median(times[runs.warmup :], axis=0).tolist()
 
 
 def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> KindSeconds:

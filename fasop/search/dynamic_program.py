@@ -116,8 +116,7 @@ class DynamicProgram:
         seconds, load = seconds[: max(sizes, 1), ends], load[: max(sizes, 1), ends]
         if self.even:
             seconds = seconds + self.even * np.where(load < INF, load / most[-1], 0.0) ** 2
-        sums: np.ndarray = np.where(load <= most[:, None, None], seconds, INF)
-        return sums
+        return np.where(load <= most[:, None, None], seconds, INF)
 
     def sums(self, bounds: np.ndarray, first: list[int]) -> np.ndarray:
         """The smallest sum under each of some bounds, inf where nothing is possible."""
@@ -278,8 +277,7 @@ def min_plus(values: np.ndarray, sums: np.ndarray) -> np.ndarray:
         far, near, one = padded.strides
         shape, strides = (bounds, states, sizes, width), (far, near, -one, one)
         shifted = np.ndarray(shape, buffer=padded, offset=one * (sizes - 1), strides=strides)
-        least: np.ndarray = (shifted + sums[:, None]).min(axis=2)
-        return least
+        return (shifted + sums[:, None]).min(axis=2)
     result: np.ndarray = values + sums[:, None, 0]
     for size in range(1, sizes):
         step = sums[:, None, size, size:]

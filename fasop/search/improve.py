@@ -183,8 +183,7 @@ class _Pool:
         """The best, those of each placement before others of the same."""
         order = self.seconds.argsort(kind="stable")
         first, _ = distinct(self.which[order])
-        starts: np.ndarray = np.concatenate([order[np.sort(first)], np.delete(order, first)])[:STARTS]
-        return starts
+        return np.concatenate([order[np.sort(first)], np.delete(order, first)])[:STARTS]
 
     def best(self) -> list[Assignment]:
         """``first`` as they are now."""
