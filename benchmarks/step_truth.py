@@ -207,7 +207,8 @@ def modules_main(scripts: list[str], sizes: list[int], turns: int) -> None:
             found = [measure_modules(name, size) for _ in range(turns)]
             step = median(each[2] for each in found)
             for of in found[0][0]:
-                truth, graph = (median(each[side][of] for each in found) for side in (0, 1))
+                truth = median(each[0][of] for each in found)
+                graph = median(each[1][of] for each in found)
                 if truth < step / 20:
                     continue
                 errors.append(100 * (graph / truth - 1))
