@@ -80,6 +80,9 @@ class Config:
     iterations: int | None = cli.option("its steps, in place of --tokens (hpdc24: 12,500,000)", None, least=1)
     models_file: str = cli.option("YAML file of models", "")
     costs: tuple[str, ...] = cli.option("cost files of 'profile', before the published costs", ())
+    time_limit: float = exact_flag(
+        "seconds after which shapes are left out, and counted (0: none)", 60, least=0
+    )
     workers: int = cli.option("processes (0: as many as are worth it)", 0, least=0)
 
     def __post_init__(self) -> None:
@@ -117,7 +120,9 @@ class Config:
         if self.dp:
             degrees["dp"] = self.dp * self.cp
         # Rows of everything are asked for, or plans that do not fit: no plan may be skipped.
-        return Goal(self.objective, self.top, self.max_step_time, self.all or self.oom, **degrees)
+        everything = self.all or self.oom
+        limit = 0.0 if everything else self.time_limit
+        return Goal(self.objective, self.top, self.max_step_time, everything, **degrees, time_limit=limit)
 
     def options(self, is_measured: bool) -> list[Options]:
         """The ways to run the job that are tried; is_measured: on one of the GPUs, by some cost file."""

@@ -251,7 +251,8 @@ def check_heads(where: str, model: Model, tp: int) -> None:
 @dataclass(frozen=True)
 class Goal:
     """objective: time, cost ($ per step) or pareto (whatever no plan beats in both); top: plans wanted;
-    everything: every shape, those that do not fit into memory too; tp, dp, pp, mbs: only these degrees.
+    everything: every shape, those that do not fit into memory too; tp, dp, pp, mbs: only these degrees;
+    time_limit: seconds after which shapes that are left aren't tried (0: none).
     """
 
     objective: str = "time"
@@ -262,6 +263,7 @@ class Goal:
     dp: int | None = None
     pp: int | None = None
     mbs: int | None = None
+    time_limit: float = 0.0
 
     def fits(self, shape: Any) -> bool:
         """Whether a shape has the degrees that are asked for."""

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -48,10 +49,12 @@ def search(
     """The best plans, or all, sorted by the objective.
 
     options: the ways to run the job that are tried; idle: plans may leave nodes out. Shapes are taken in the
-    order of a lower bound on the objective, until none that is left can be among those asked for.
+    order of a lower bound on the objective, until none that is left can be among those asked for, or the
+    goal's time is over: then the plans' notes tell what was left out.
     ``workers`` 0: as many processes as there are cores, where there is enough to do. Raises ``PlanError``
     where a cluster has no shape at all.
     """
+    end = time.monotonic() + (goal.time_limit or math.inf)
     by_time = goal.objective == "time"
     tried = parts_of(clusters[0]) if idle and not by_time and len(clusters) == 1 else list(clusters)
     _planners[:] = [
@@ -67,7 +70,7 @@ def search(
     processes = workers or (os.cpu_count() or 1 if exact > SPREAD or large else 1)
     if processes == 1:
         run: Start = lambda task: functools.partial(_evaluate, task, goal.everything, kept.limit(task))  # noqa: E731
-        _work(tasks, kept, 1, run)
+        left = _work(tasks, kept, 1, run, end)
     else:
         import multiprocessing  # not worth its start-up where one process does
 
@@ -76,8 +79,17 @@ def search(
         to_die = signal.SIGTERM, signal.SIG_DFL
         with multiprocessing.get_context("fork").Pool(processes, signal.signal, to_die) as pool:
             run = lambda task: pool.apply_async(_evaluate, (task, goal.everything, kept.limit(task))).get  # noqa: E731
-            _work(tasks, kept, 2 * processes, run)
-    return kept.refined()
+            left = _work(tasks, kept, 2 * processes, run, end)
+    plans = kept.refined(only_best=bool(left))
+    if not left:
+        return plans
+    least = min(task[0] for task in left)
+    bound = f"; their steps take at least {least:.3g} s" if by_time else ""
+    note = (
+        f"{len(left):,} of {len(tasks):,} shapes weren't tried in {goal.time_limit:g} s, and only the best "
+        f"plan was improved{bound} (--time-limit 0: try all)"
+    )
+    return [replace(plan, notes=(*plan.notes, note)) for plan in plans]
 
 
 def parts_of(cluster: Cluster) -> list[Cluster]:
@@ -171,7 +183,7 @@ class _Kept:
         rate = _rate(_planners[task[1]].cluster, self.goal)
         return bool(rate) and task[0] >= self.limit(task) * rate
 
-    def refined(self) -> list[Plan]:
+    def refined(self, only_best: bool) -> list[Plan]:
         """The plans that are asked for; those that could be the best, or are small, improved once more."""
         goal = self.goal
         best = min((self._value(plan) for _, plan in self.plans if not plan.is_oom), default=-math.inf)
@@ -181,7 +193,8 @@ class _Kept:
             record = plan.lower_bound * _rate(plan.cluster, goal) < best
             # Where its bound is reached, no other assignment is better.
             proven = plan.lower_bound >= plan.step_time
-            if not (proven or plan.is_oom) and (record or wanted and not goal.everything):
+            left = only_best and self._value(plan) > best
+            if not (proven or left or plan.is_oom) and (record or wanted and not goal.everything):
                 plan = _planners[index].refine(plan)
                 best = min(best, self._value(plan))
             plans.append(plan)
@@ -204,7 +217,8 @@ def _rate(cluster: Cluster, goal: Goal) -> float:
     return cluster.price_per_hour / 3600 if goal.objective == "cost" else 1.0
 
 
-def _work(tasks: list[Task], kept: _Kept, window: int, start: Start) -> None:
+def _work(tasks: list[Task], kept: _Kept, window: int, start: Start, end: float) -> list[Task]:
+    """Try the tasks; those that are left at the time ``end``, once there is a plan, are returned."""
     pending: deque[tuple[int, Callable[[], Plan | None]]] = deque()
 
     def take() -> None:
@@ -212,13 +226,18 @@ def _work(tasks: list[Task], kept: _Kept, window: int, start: Start) -> None:
         if plan := result():
             kept.add(planner, plan)
 
+    tried = 0
     for task in tqdm(tasks, unit=" shapes", leave=False, disable=not sys.stderr.isatty()):
+        if time.monotonic() > end and kept.plans:
+            break
+        tried += 1
         while len(pending) >= window and not kept.is_hopeless(task):
             take()
         if not kept.is_hopeless(task):
             pending.append((task[1], start(task)))
     while pending:
         take()
+    return [task for task in tasks[tried:] if not kept.is_hopeless(task)]
 
 
 def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:

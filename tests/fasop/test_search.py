@@ -235,3 +235,17 @@ def test_processes_of_a_search_die_of_sigterm_where_the_caller_does_not(
         assert search(model, clusters, real(), [Options()], Goal(top=1), workers=2)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_search_whose_time_is_over_says_what_it_left_out(workers: int) -> None:
+    model, (cluster,) = find_model("gpt2-xl"), load_clusters("paper-gpt2xl-het")
+    goal = Goal(top=3)
+    whole = search(model, [cluster], real(), [Options()], goal, workers=workers)
+    cut = search(model, [cluster], real(), [Options()], replace(goal, time_limit=1e-9), workers=workers)
+    assert not any("weren't tried" in note for plan in whole for note in plan.notes)
+    assert cut[0].step_time >= whole[0].step_time and all(
+        "weren't tried in 1e-09 s" in p.notes[-1] for p in cut
+    )
+    left, tasks = (int(word) for word in cut[0].notes[-1].replace(" shapes", "").split()[:3:2])
+    assert 0 < left < tasks
