@@ -102,13 +102,10 @@ class _Trace:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Count the steps in this process and those that it starts, and finish the trace however it ends."""
-        import torch
-
         _Trace.follows = True
-        step = torch.compiler.disable(self.step)  # it may be called within a function that is compiled
-        _after_each_call(step, self.step_on)
+        _after_each_call(self.step, self.step_on)
         if not self.step_on:
-            _after_each_step(step)
+            _after_each_step(self.step)
         create: Any = BaseProcess.__init__
 
         def create_followed(process: Any, *values: Any, **options: Any) -> None:
@@ -184,6 +181,14 @@ def _follow(work: Callable[[], None], config: TraceConfig, step_on: str) -> None
         work()
 
 
+def _uncompiled(call: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``call`` for use within a function that is compiled. The compiler, which takes seconds to load, is not
+    loaded for this."""
+    import torch
+
+    return torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call
+
+
 def _after_each_call(call: Callable[[Any], None], name: str) -> None:
     """Call ``call(module)`` after each outermost call of a module: of class ``name`` or, if that is empty,
     without gradients and until the first optimizer is created."""
@@ -200,7 +205,7 @@ def _after_each_call(call: Callable[[Any], None], name: str) -> None:
         if inside and inside[-1] is module:
             inside.pop()
             if not inside:
-                call(module)
+                _uncompiled(call)(module)
 
     handles = [
         modules.register_module_forward_pre_hook(enter),
@@ -231,7 +236,7 @@ def _after_each_step(call: Callable[[Any], None]) -> None:
         @functools.wraps(step)
         def counted(self: Any, *values: Any, **options: Any) -> Any:
             result = step(self, *values, **options)
-            call(self)
+            _uncompiled(call)(self)
             return result
 
         return counted
