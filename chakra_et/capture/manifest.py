@@ -203,13 +203,13 @@ def build_manifest(records: dict[int, dict[str, Any]], world_size: int, **facts:
     }
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` atomically and without secrets; values that JSON can't represent become text."""
+def write_json(path: Path, content: Any) -> bool:
+    """Write ``content`` atomically and without secrets; values that JSON can't represent become text. Returns
+    whether there were secrets."""
     content = json.loads(json.dumps(content, default=str))
     public = redacted(content)
-    if public != content and not path.exists():  # once, though rank 0 writes its manifest twice
-        notify(logging.WARNING, "%s: secrets were left out, by their names or forms", path)
     write_text(path, json.dumps(public, indent=2, ensure_ascii=False) + "\n")
+    return public != content
 
 
 def summarise(manifest: dict[str, Any], folder: Path) -> None:

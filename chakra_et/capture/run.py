@@ -28,6 +28,7 @@ from typing import Any
 
 from chakra_et.capture.config import VARIABLES, TraceConfig, config_from_environment
 from chakra_et.errors import TraceError
+from chakra_et.files import read_json
 from chakra_et.names import RunFiles
 
 _NO_STEPS = "no optimizer stepped and no module was called; name the class of a module with --step-on NAME"
@@ -76,8 +77,11 @@ def _run(target: list[str], is_module: bool, trace: _Trace) -> int:
         traceback.print_exception(type(error), error, _of_the_script(error))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     manifest = RunFiles(Path(trace.config.trace_output_dir), str(trace.config.trace_name)).manifest_file
-    written = manifest.is_file() and manifest.stat().st_mtime_ns >= began and "sha256" in manifest.read_text()
-    if written or trace.tracer is not None and trace.tracer.written:
+    if trace.tracer is not None and trace.tracer.written:
+        return 0
+    # Perhaps processes that the script started have.
+    is_new = manifest.is_file() and manifest.stat().st_mtime_ns >= began
+    if is_new and any(rank["files"] for rank in read_json(manifest)["ranks"]):
         return 0
     why = "no step was recorded, see above; a short script may need more steps" if trace.tracer else _NO_STEPS
     print(f"chakra-et: no trace was written: {why}", file=sys.stderr)

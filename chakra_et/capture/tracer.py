@@ -112,6 +112,7 @@ class ChakraTracer:
         self.rank, self.world_size = _place() or _place_by_launcher()
         self.files = TraceFiles(self.folder, self.name, self.rank, self.gzip)
         self._mailbox = Mailbox(f"trace/{next(_ordinal)}", self.rank, self.world_size)
+        self._left_out_secrets = False
         self._groups, self._backend = trace_manifest.process_groups(), trace_manifest.backend()
         self._groups_named = contextlib.ExitStack()
         self._group_threads: dict[str, list[int]] = {}
@@ -294,7 +295,10 @@ class ChakraTracer:
             schedule=self.schedule,
             backend=self._backend,
         )
-        trace_manifest.write_json(self.files.run.manifest_file, manifest)
+        path = self.files.run.manifest_file
+        if trace_manifest.write_json(path, manifest) and not self._left_out_secrets:
+            self._left_out_secrets = True  # told once, though rank 0 writes its manifest twice
+            notify(logging.WARNING, "%s: secrets were left out, by their names or forms", path)
         return manifest
 
 

@@ -21,7 +21,7 @@ _NEEDED = ("vendor", "units", "clock", "watts", "cache", "memory", "kind", "peak
 _CHOICES = {"vendor": ("nvidia", "amd"), "kind": ("HBM", "GDDR"), "like": ("", *_TABLE)}
 _PEAKS = ("16 bit", "8 bit", "tf32", "float", "double")
 _COUNT, _BYTES = {"": 1.0}, {"KB": 1e3, "MB": 1e6}
-# Numbers with their units, and what they are where nothing is said.
+# Units and default (none: required) of each number of a datasheet.
 _NUMBERS: dict[str, tuple[dict[str, float], str]] = {
     **{"units": (_COUNT, ""), "watts": ({"": 1.0, "W": 1.0}, ""), "parts": (_COUNT, "1")},
     **{"clock": ({"MHz": 1e6, "GHz": 1e9}, ""), "cache": (_BYTES, ""), "near": (_BYTES, "128 KB")},

@@ -193,8 +193,8 @@ class _Kept:
             record = plan.lower_bound * _rate(plan.cluster, goal) < best
             # Where its bound is reached, no other assignment is better.
             proven = plan.lower_bound >= plan.step_time
-            left = only_best and self._value(plan) > best
-            if not (proven or left or plan.is_oom) and (record or wanted and not goal.everything):
+            skipped = only_best and self._value(plan) > best
+            if not (proven or skipped or plan.is_oom) and (record or wanted and not goal.everything):
                 plan = _planners[index].refine(plan)
                 best = min(best, self._value(plan))
             plans.append(plan)
