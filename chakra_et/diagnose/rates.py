@@ -6,6 +6,8 @@ for ``chakra-et predict --gpu``; ``docs/HOW_TRUE.md`` says how true these times 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,12 +138,24 @@ def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kerne
     """The ``LISTED`` names with the most time, of devices or else of the operators of the CPU. ``kind``: the
     class of most of its nodes. Of work before the recording no name is known."""
     chosen = device if device.any() else run.kind == KINDS.index("operator")
-    rows = _grouped(run, find_rates(run), run.name_of, chosen)
+    names, name_of = run.names, run.name_of
+    if "planned_step_micros" in run.graph.traces[0].metadata:
+        names, plain = without_numbers(names)
+        name_of = plain[name_of]
+    rows = _grouped(run, find_rates(run), name_of, chosen)
     found = []
-    for name, *figures in [row for row in rows if run.names[row[0]] != node_classes.BEFORE][:LISTED]:
-        kind = node_classes.CLASSES[int(np.bincount(classes[(run.name_of == name) & chosen]).argmax())]
-        found.append(Kernel(*(kind, *figures, run.names[name], not device.any())))
+    for name, *figures in [row for row in rows if names[row[0]] != node_classes.BEFORE][:LISTED]:
+        kind = node_classes.CLASSES[int(np.bincount(classes[(name_of == name) & chosen]).argmax())]
+        found.append(Kernel(*(kind, *figures, names[name], not device.any())))
     return found
+
+
+def without_numbers(names: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """A planned set's names without the numbers of micro-batches and layers, and the index of each given name
+    among them, int64."""
+    plain = [re.sub(r" \d+", "", name) for name in names]
+    known = {name: at for at, name in enumerate(dict.fromkeys(plain))}
+    return list(known), np.array([known[name] for name in plain])
 
 
 def _grouped(run: Run, found: Rates, index: np.ndarray, chosen: np.ndarray) -> list[tuple[Any, ...]]:

@@ -67,7 +67,7 @@ def _frame(title: str, x_title: str, y_title: str, names: list[str]) -> list[str
     """The opening of the SVG, the titles, and a legend where there are several names."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
-        'font-family="sans-serif" font-size="12">',
+        'style="max-width: 100%; height: auto" font-family="sans-serif" font-size="12">',
         f'<text x="12" y="20" font-size="15">{html.escape(title)}</text>',
         _text(WIDTH / 2, HEIGHT - 8, x_title, "middle"),
         _text(12, TOP - 8, y_title, "start"),

@@ -234,6 +234,7 @@ def facts(run: ReportRun) -> list[list[str]]:
     manifest = run.manifest
     unfinished = manifest and manifest.get("complete") is not True
     found: dict[str, Any] = {
+        "plan": run.traces[0].metadata.get("plan"),
         "created": manifest.get("created"),
         **{name.replace("_", " "): each for name, each in sorted(_mapping(manifest.get("run")).items())},
         "versions": {name: each for name, each in _mapping(manifest.get("versions")).items() if each},

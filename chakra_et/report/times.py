@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.diagnose.rates import KERNEL_KINDS, WORK, amount_per_second
+from chakra_et.diagnose.rates import KERNEL_KINDS, WORK, amount_per_second, without_numbers
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import EDGE_NAMES, texts
 from chakra_et.report.run import ANNOTATION, NODE_KINDS, PHASES, ReportRun
@@ -138,6 +138,9 @@ def by_name(run: ReportRun) -> list[Entry]:
     """One entry for each kind and name, the most time first. Annotations are left out."""
     graph = run.graph
     code, names = run.names
+    if run.base == "planned":  # the numbers of micro-batches and layers don't make other operators
+        names, plain = without_numbers(names)
+        code = plain[code]
     kind, length = run.node_kinds, run.end_ns - run.start_ns
     keys, of_node = np.unique(kind * len(names) + code, return_inverse=True)
     of_node = of_node.reshape(-1)

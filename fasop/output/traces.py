@@ -30,6 +30,12 @@ from fasop.plans.plan import Plan
 from fasop.schedule.events import Event, chunk_layers, layer_seconds, step_time
 
 WORLD = "1"  # the group of all ranks
+# Groups that the files describe in Megatron's words, from which readers take the mesh.
+AXES = {
+    "tensor": "TENSOR_MODEL_PARALLEL_GROUP",
+    "data": "DATA_PARALLEL_GROUP",
+    "pipeline": "PIPELINE_MODEL_PARALLEL_GROUP",
+}
 # Share of a measured layer's time that its collectives get where, by their links alone, they take longer.
 MOST = 0.9
 COMPUTE, TENSOR, DATA = 0, 5, 6  # lanes; 1 to 4 are for messages
@@ -104,7 +110,11 @@ def write(plan: Plan, events: Sequence[Event], folder: Path, name: str) -> list[
                 trace = set_integers(trace, end, "int32", values, sends | receives)
             trace = set_texts(trace, "pg_name", table, index)
             written.append(run.et_file(rank))
-            et_file.write(written[-1], replace(trace, metadata={**trace.metadata, "rank": rank}))
+            described = {
+                kind: ("", text, list(_group(plan, kind, stage, place))) for kind, text in AXES.items()
+            }
+            known = {"rank": rank, "process_groups": json.dumps(described, separators=(",", ":"))}
+            et_file.write(written[-1], replace(trace, metadata=trace.metadata | known))
             progress.update()
     progress.close()
     write_text(run.groups_file, json.dumps(groups, indent=1) + "\n")
@@ -117,6 +127,8 @@ def _group(plan: Plan, kind: str, stage: int, place: int) -> Sequence[int]:
     first, replica, rank = stage * each, place // tp, place % tp
     if kind == "embedding":
         return [holder * each + place for holder in plan.model.embedding_stages(plan.partition)]
+    if kind == "pipeline":
+        return range(place, each * plan.pp, each)
     if kind == "tensor":
         return range(first + replica * tp, first + (replica + 1) * tp)
     if kind == "data":
@@ -152,11 +164,15 @@ def _shared(plan: Plan, nodes: list[Node], whole: float) -> ExecutionTrace:
             "clock_domain": plan.cluster.name,
             "trace_start_ns": 0,
             "planned_step_micros": round(whole * 1e6),
+            "plan": f"{plan.model.name} on {plan.cluster.name}: tp {plan.tp}, dp {plan.dp}, pp {plan.pp}, "
+            f"micro-batches of {plan.mbs}, layers {'-'.join(map(str, plan.layers))}",
         },
     )
     every = np.ones(len(nodes), dtype=bool)
     between = ~collective & (trace.types != NodeType.COMP)
     trace = set_texts(trace, "kind", ["kernel", "collective", "p2p"], collective + 2 * between)
+    phases = ["forward", "backward", "optimizer"]
+    trace = set_texts(trace, "phase", phases, np.array([phases.index(_phase(event)) for event in events]))
     lanes = [_lane(node) for node in nodes]
     for name, values, present in (
         ("lane", lanes, every),
@@ -170,6 +186,13 @@ def _shared(plan: Plan, nodes: list[Node], whole: float) -> ExecutionTrace:
     # A tag that differs for all messages between two ranks.
     tags = [2 * (event.chunk * plan.micro_batches + event.micro_batch) + event.up for event in events]
     return set_integers(trace, "comm_tag", "int32", np.array(tags), between)
+
+
+def _phase(event: Event) -> str:
+    """As in recorded traces: gradients are reduced in the backward pass."""
+    if event.kind in ("update", "gather"):
+        return "optimizer"
+    return "forward" if event.kind == "forward" or (event.peer >= 0 and event.up) else "backward"
 
 
 def _lane(node: Node) -> int:

@@ -151,16 +151,30 @@ def test_every_rank_gets_a_trace_and_the_set_replays_the_plan(plans: Path, tmp_p
     assert main(["simulate", str(plans), *words]) == 0
     ranks = plan.tp * plan.dp * plan.pp
     assert len(list(tmp_path.glob("planned.*.et"))) == ranks
-    for command in (["validate"], ["replay", "--semantics", "device", "--max-error", "0.1"]):
+    for command in (["validate"], ["replay", "--semantics", "device", "--max-error", "0.1"], ["stragglers"]):
         line = [sys.executable, "-m", "chakra_et", *command, str(tmp_path / "planned")]
         done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{ranks} ranks, dp {plan.dp} × pp {plan.pp}, 1 step" in done.stdout  # the plan's own mesh
     ends = [int(et_file.read(path).metadata["measured_end_micros"]) for path in tmp_path.glob("planned.*.et")]
     assert max(ends) / 1e6 == pytest.approx(plan.step_time, rel=1e-5)
     first = et_file.read(tmp_path / "planned.0.et")
     sends = first.types == NodeType.COMM_SEND
     size = plan.mbs * plan.model.seq * plan.model.hidden * 2
     assert int(sends.sum()) == plan.micro_batches and set(first.column("comm_size")[sends]) == {size}
+    # Numbers of micro-batches don't make other operators in what people read.
+    line = [
+        sys.executable,
+        "-m",
+        "chakra_et",
+        "report",
+        str(tmp_path / "planned"),
+        "-o",
+        str(tmp_path / "p.html"),
+    ]
+    told = subprocess.run([*line, "--json"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    entries = {entry["name"]: entry["count"] for entry in json.loads(told)["entries"]}
+    assert entries["forward"] == entries["backward"] == ranks * plan.micro_batches, entries
     groups = json.loads((tmp_path / "planned_comm_groups.json").read_text())
     assert groups["1"] == list(range(ranks)) and list(range(plan.dp)) in groups.values()
 

@@ -126,10 +126,10 @@ class Nodes {
     return best;
   }
 
-  // The nodes whose name contains the text.
+  // The nodes whose name contains the text, or each of its words.
   search(text) {
-    const wanted = text.toLowerCase();
-    const fits = this.tables.names.map(name => name.toLowerCase().includes(wanted));
+    const words = text.toLowerCase().split(" ");
+    const fits = this.tables.names.map(name => words.every(word => name.toLowerCase().includes(word)));
     const found = [];
     for (let node = 0; node < this.count; node++) if (fits[this.name[node]]) found.push(node);
     return found;
