@@ -110,11 +110,9 @@ def write(plan: Plan, events: Sequence[Event], folder: Path, name: str) -> list[
                 trace = set_integers(trace, end, "int32", values, sends | receives)
             trace = set_texts(trace, "pg_name", table, index)
             written.append(run.et_file(rank))
-            described = {
-                kind: ("", text, list(_group(plan, kind, stage, place))) for kind, text in AXES.items()
-            }
-            known = {"rank": rank, "process_groups": json.dumps(described, separators=(",", ":"))}
-            et_file.write(written[-1], replace(trace, metadata=trace.metadata | known))
+            described = {of: ("", text, list(_group(plan, of, stage, place))) for of, text in AXES.items()}
+            metadata = {**trace.metadata, "rank": rank, "process_groups": json.dumps(described)}
+            et_file.write(written[-1], replace(trace, metadata=metadata))
             progress.update()
     progress.close()
     write_text(run.groups_file, json.dumps(groups, indent=1) + "\n")
