@@ -17,6 +17,7 @@ from chakra_et.cost.attention import INTO_CACHE
 from chakra_et.cost.gpus import Gpu
 from chakra_et.errors import TraceError
 
+DTYPES = ("bfloat16", "fp8")
 _SETS = 6
 """Sets of operands that take turns in the measured products."""
 
@@ -46,8 +47,12 @@ def by_name(text: str) -> Gpu | None:
     return gpus.gpu(name) if name else None
 
 
-def read(folder: Path, name: str, columns: Sequence[str]) -> Any:
-    """The measured rows of a parquet file, a frame. Raises ``TraceError``."""
+def read(
+    folder: Path, name: str, names: Sequence[str], numbers: Sequence[str], tables: Sequence[str] = ()
+) -> Any:
+    """The measured rows of a parquet file, a frame; ``tables``: only of these. Rows that lack one of
+    ``names``, or whose time or one of ``numbers`` isn't above 0, are left out and counted on the standard
+    error. Raises ``TraceError``."""
     import pandas
 
     path = folder / name
@@ -55,13 +60,21 @@ def read(folder: Path, name: str, columns: Sequence[str]) -> Any:
         rows = pandas.read_parquet(path)
     except (OSError, ValueError) as error:
         raise TraceError(f"{path}: can't be read as parquet: {error}") from None
-    missing = [column for column in (*columns, "latency_us") if column not in rows]
+    missing = [column for column in (*names, *numbers, "latency_us") if column not in rows]
     if missing:
         raise TraceError(f"{path}: lacks the columns {', '.join(missing)}")
-    rows = rows[rows.latency_us > 0]
-    if not len(rows):
-        raise TraceError(f"{path}: has no row with latency_us above 0")
-    return rows
+    if tables:
+        rows = rows[rows.table.isin(tables)]
+    whole = np.array(rows[list(names)].notna().all(axis=1))
+    for column in (*numbers, "latency_us"):
+        value = pandas.to_numeric(rows[column], errors="coerce").to_numpy(float, na_value=np.nan)
+        whole &= (value > 0) & np.isfinite(value)
+    needed = f"{', '.join(names)} and, above 0, {', '.join((*numbers, 'latency_us'))}"
+    if not whole.any():
+        raise TraceError(f"{path}: has no row with {needed}")
+    if not whole.all():
+        _say(f"{path}: {np.count_nonzero(~whole)} rows without {needed} are left out")
+    return rows[whole]
 
 
 @functools.cache
@@ -71,20 +84,29 @@ def _say(text: str) -> None:
 
 
 def by_gpu(rows: Any, columns: Sequence[str]) -> Iterator[tuple[Gpu, str, Any]]:
-    """GPU, a second name and rows; on the standard error, what each name was taken for."""
-    for (name, other), each in rows.groupby(list(columns), observed=True):
+    """GPU, a second name and rows, whatever the table calls the GPU; on the standard error, what each name
+    was taken for."""
+    first, second = columns
+    known: dict[str, Gpu] = {}
+    for name, count in rows[first].value_counts().sort_index().items():
         gpu = by_name(str(name))
         if gpu is None:
-            print(f"{name} is no GPU of gpus.json: {len(each)} rows are left out", file=sys.stderr)
+            print(f"{name} is no GPU of gpus.json: {count} rows are left out", file=sys.stderr)
             continue
+        known[str(name)] = gpu
         if gpu.name != name:
             _say(f"{name} is taken for {gpu.name}")
-        yield gpu, str(other), each
+    found = rows.assign(found=rows[first].astype(str).map({name: gpu.name for name, gpu in known.items()}))
+    for (name, other), each in found.groupby(["found", second], observed=True):
+        yield gpus.gpu(name), str(other), each
 
 
 def read_products(folder: Path, dtype: str) -> dict[str, Table]:
     """By name of the GPU and framework, all products of a type of number."""
-    rows = read(folder, "gemm.parquet", ("gpu", "framework", "dtype", "m", "n", "k"))
+    rows = read(folder, "gemm.parquet", ("gpu", "framework", "dtype"), ("m", "n", "k"))
+    others = rows.dtype[~rows.dtype.isin(DTYPES)].value_counts()
+    for name, count in others.items():
+        _say(f"{folder / 'gemm.parquet'}: rows of {name}, which isn't judged: {count}")
     found = {}
     for gpu, framework, each in by_gpu(rows[rows.dtype == dtype], ("gpu", "framework")):
         sizes = each[["m", "n", "k"]].to_numpy(float)
@@ -98,7 +120,7 @@ def read_attention(folder: Path) -> dict[str, Table]:
     """By name of the GPU and framework, the fastest of its kernels for each shape."""
     shape = ["batch", "heads", "kv_heads", "isl", "head_dim"]
     found = {}
-    rows = read(folder, "attention.parquet", ("gpu", "framework", *shape))
+    rows = read(folder, "attention.parquet", ("gpu", "framework"), shape)
     for gpu, framework, each in by_gpu(rows, ("gpu", "framework")):
         each = each.sort_values("latency_us").drop_duplicates(shape)
         batch, heads, shared, tokens, size = each[shape].to_numpy(float).T
@@ -111,9 +133,8 @@ def read_attention(folder: Path) -> dict[str, Table]:
 def read_float(folder: Path) -> dict[str, Table]:
     """By device, NeuSight's products without tensor cores, of the same operands as just before."""
     sizes = ["batch", "m", "n", "k"]
-    rows = read(folder, "neusight_kernels.parquet", ("device", "table", *sizes))
-    rows = rows[rows.table.isin(["linear", "bmm"])].assign(library="PyTorch")
-    found = {}
+    rows = read(folder, "neusight_kernels.parquet", ("device", "table"), sizes[1:], ("linear", "bmm"))
+    rows, found = rows.assign(library="PyTorch"), {}
     for gpu, library, each in by_gpu(rows, ("device", "library")):
         points = np.hstack([each[sizes].fillna(1).to_numpy(float), np.ones((len(each), 1))])
         found[f"{gpu.name} {library}"] = Table(gpu, points, each.latency_us.to_numpy(float))

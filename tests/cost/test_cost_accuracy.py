@@ -84,9 +84,34 @@ def test_a_table_in_another_unit_is_refused(tmp_path: Path, capsys: pytest.Captu
     options = Options(
         given=str(tmp_path / "given"), tables=str(tmp_path / "other"), kinds=("16 bit", "attention")
     )
-    with pytest.raises(TraceError, match="H200 vllm: half of the rows took 0.001 times .* must be in µs"):
-        judge(options)
-    assert "h200_sxm is taken for H200" in capsys.readouterr().err
+    assert judge(options) == 1
+    said = capsys.readouterr()
+    assert "H200 vllm, 36 rows: half took 0.001 times what the model says" in said.err
+    assert "h200_sxm is taken for H200" in said.err and "GPU left out, relative" not in said.out
+
+
+def test_rows_without_a_number_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tables(tmp_path / "given", {"H100": "H100", "h100_sxm": "H100"}, "sglang")
+    table = tmp_path / "given" / "gemm.parquet"
+    rows = pandas.read_parquet(table).astype({"m": float}).reset_index(drop=True)
+    rows.loc[0, "m"], rows.loc[1, "latency_us"], rows.loc[2, "k"] = np.nan, np.inf, 0
+    rows.loc[3, "framework"], rows.loc[4, "dtype"] = None, "fp8_block"
+    rows.to_parquet(table)
+    # Both names mean one GPU.
+    assert len(read_products(table.parent, "bfloat16")["H100 sglang"].micros) == 67
+    said = capsys.readouterr().err
+    assert "4 rows without gpu, framework, dtype and, above 0, m, n, k, latency_us are left out" in said
+    assert "rows of fp8_block, which isn't judged: 1" in said
+
+
+def test_amd_takes_its_own_parameters(tmp_path: Path) -> None:
+    write_tables(tmp_path / "given", {"H100": "H100", "B200": "B200"}, "sglang")
+    write_tables(tmp_path / "other", {"mi300x": "MI300X"}, "vllm")
+    tables = (read_products(tmp_path / part, "bfloat16") for part in ("given", "other"))
+    none = next(iter(other_rows("16 bit", *tables)))
+    assert none.judged == "products bf16, GPU left out, no relative" and np.abs(none.errors).max() < 1e-9
 
 
 def test_tables_that_are_not_there_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

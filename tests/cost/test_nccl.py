@@ -152,7 +152,10 @@ def test_tables_that_name_gpus_otherwise(tmp_path: Path, capsys: pytest.CaptureF
     } <= found
     said = capsys.readouterr().err
     assert "gb200 is taken for GB200" in said and "Martian is unknown, and taken to have NVLink" in said
-    for text, why in ((head, "has no rows"), (head.replace("bytes", "size") + rows, "lacks op, gpu")):
+    table.write_text(f"{head}{rows}all_reduce,H100,2.30,2,,5\nsend_recv,H100,2.30,2,512,5\n")
+    assert cost_collectives.read(tmp_path) == judged
+    assert "2 rows are left out" in capsys.readouterr().err
+    for text, why in ((head, "has no rows"), (head.replace("bytes", "size") + rows, "lacks bytes")):
         table.write_text(text)
         with pytest.raises(TraceError, match=why):
             cost_collectives.read(tmp_path)
