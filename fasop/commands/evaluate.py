@@ -24,7 +24,7 @@ from chakra_et.text import printable
 from fasop.errors import PlanError
 from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.training_runs import expressible, predicted, read_runs, refused
-from fasop.inputs.costs import PUBLISHED, check_cost_name, read_costs
+from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.output.report import expected_error, options_line, speed
 from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
 from fasop.plans.plan import pick_plan
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
     given, found = [], []
     status = 0
-    for each in _given(config):
+    for each in _given(config, cost_files):
         try:
             if isinstance(each, PlanError):
                 raise each
@@ -102,9 +102,9 @@ def _published(path: Path, models: str) -> tuple[list[Described], list[Estimate]
     return given, found
 
 
-def _given(config: Config) -> Iterator[Described | PlanError]:
+def _given(config: Config, cost_files: list[CostFile]) -> Iterator[Described | PlanError]:
     if not config.plan.endswith(".json"):
-        yield from read_layouts(config.plan, config.models_file)
+        yield from read_layouts(config.plan, cost_files, config.models_file)
         return
     plan = pick_plan(config.plan, config.rank)
     yield Described(f"plan {config.rank}", of_plan(plan), plan.options)

@@ -21,7 +21,7 @@ from typing import Literal, get_args
 from chakra_et import cli, files
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster, load_clusters
-from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
+from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, is_measured, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
 from fasop.plans.options import Attention, Options, Recompute
@@ -124,9 +124,9 @@ class Config:
         limit = 0.0 if everything else self.time_limit
         return Goal(self.objective, self.top, self.max_step_time, everything, **degrees, time_limit=limit)
 
-    def options(self, is_measured: bool) -> list[Options]:
-        """The ways to run the job that are tried; is_measured: on one of the GPUs, by some cost file."""
-        modern = self.recipe == "modern" or self.recipe == "auto" and not is_measured
+    def options(self, measured: bool) -> list[Options]:
+        """The ways to run the job that are tried; measured: the model, on one of the GPUs."""
+        modern = self.recipe == "modern" or self.recipe == "auto" and not measured
         same = {each.name: getattr(self, each.name) for each in fields(Options) if hasattr(self, each.name)}
         same |= {
             "zero": 3 if self.fsdp or self.hsdp else max(self.zero, int(modern)),
@@ -195,9 +195,7 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
     from fasop.search.search import search
 
     iterations = config.steps_of(model.global_batch * model.seq)
-    gpus = {gpu.costs_of for cluster in clusters for gpu in cluster.gpus}
-    entries = {(each.model, each.gpu) for file in cost_files for each in file.entries}
-    options = config.options(any((of, gpu) in entries for of in (model.name, model.costs) for gpu in gpus))
+    options = config.options(is_measured(cost_files, model, clusters))
     goal, idle = config.goal, config.idle and not config.all  # every row of every shape is one for all GPUs
     if config.interleave:
         from fasop.search.planner import WIDER, interleave

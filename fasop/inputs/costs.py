@@ -15,6 +15,7 @@ collectives, and if so ``nodes`` gives what joined the GPUs where they were meas
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,7 @@ import msgspec
 from chakra_et import files
 from fasop.errors import PlanError, nearest
 from fasop.inputs import kinds
+from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
 from fasop.inputs.read_files import read_json
 
@@ -131,6 +133,13 @@ def work_ratios(measured: Model, wanted: Model) -> list[float]:
     new, old = (24 * each.hidden**2 + 4 * each.seq * each.width for each in (wanted, measured))
     ratio = {"E": 1.0, "P": wanted.vocab / measured.vocab}
     return [ratio.get(kind, new / old) for kind in wanted.kinds]
+
+
+def is_measured(cost_files: Sequence[CostFile], model: Model, clusters: Sequence[Cluster]) -> bool:
+    """Whether a file has the model's costs on one of the GPUs."""
+    known = {(entry.model, entry.gpu) for file in cost_files for entry in file.entries}
+    gpus = {gpu.costs_of for cluster in clusters for gpu in cluster.gpus}
+    return any((of, gpu) in known for of in (model.name, model.costs) for gpu in gpus)
 
 
 def check_cost_name(cost_files: list[CostFile], model: Model) -> None:

@@ -3,10 +3,11 @@ write files of them to have them evaluated: YAML, or JSON of the same shape.
 
 ``layouts: {name: {model, cluster, tp, dp, mbs, layers, …}}`` describes a layout of one tp and dp, ``layers``
 as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence, and what a recipe sets
-(``precision: fp8``, ``zero: 3``, ``cuda_graphs: true``) is called as in ``fasop/plans/options.py``. Stages
-that differ are listed instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``;
-each replica is a tensor-parallel group, on a node of its own unless ``node`` names one. ``measured``: seconds
-of a step of a run, for comparison.
+(``precision: fp8``, ``zero: 3``, ``cuda_graphs: true``) is called as in ``fasop/plans/options.py``; what
+isn't set is as in ``plan``, by whether the model has measured costs on these GPUs. Stages that differ are
+listed instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each replica is a
+tensor-parallel group, on a node of its own unless ``node`` names one. ``measured``: seconds of a step of a
+run, for comparison.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from typing import Any
 from fasop.errors import PlanError
 from fasop.inputs import kinds
 from fasop.inputs.clusters import Cluster, check_gpus, check_nodes, load_clusters
+from fasop.inputs.costs import CostFile, is_measured
 from fasop.inputs.models import Model, find_model
 from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml, shown
-from fasop.plans.options import Options, Recompute
+from fasop.plans.options import MODERN, Options, Recompute
 from fasop.plans.plan import Plan, StageChoice, check_heads
 from fasop.plans.shapes import Group, Part, group_size
 
@@ -143,16 +145,24 @@ class Described:
     measured: float = 0.0
 
 
-def read_layouts(path: str, models_file: str = "") -> Iterator[Described | PlanError]:
-    """The layouts of a file; for each that can't be, why. Raises ``PlanError`` for an unreadable file."""
+def read_layouts(
+    path: str, cost_files: Sequence[CostFile], models_file: str = ""
+) -> Iterator[Described | PlanError]:
+    """The layouts of a file; for each that can't be, why. Raises ``PlanError`` for an unreadable file.
+
+    A layout whose model has no costs in ``cost_files`` on its GPUs is ``MODERN`` where it doesn't say
+    otherwise, as plans are.
+    """
     for name, entry in read_yaml(Path(path), "layouts").items():
         try:
-            yield _described(f"{path}: layout {name}", name, entry, models_file)
+            yield _described(f"{path}: layout {name}", name, entry, cost_files, models_file)
         except PlanError as error:
             yield error
 
 
-def _described(where: str, name: str, entry: Any, models_file: str) -> Described:
+def _described(
+    where: str, name: str, entry: Any, cost_files: Sequence[CostFile], models_file: str
+) -> Described:
     values = read_settings(where, entry, KINDS, ["model", "cluster"])
     try:
         model = find_model(values["model"], models_file)
@@ -163,7 +173,8 @@ def _described(where: str, name: str, entry: Any, models_file: str) -> Described
     model = replace(model, **sizes).split_sequences(values.get("cp", 1))
     if len(clusters) > 1:
         raise PlanError(f"{where}: {values['cluster']} is a grid of clusters: give one.")
-    options = Options(**{key: value for key, value in values.items() if key in OPTIONS})
+    given = {key: value for key, value in values.items() if key in OPTIONS}
+    options = Options(**({} if is_measured(cost_files, model, clusters) else MODERN) | given)
     if "stages" in values and (both := [key for key in EVEN if key in values]):
         raise PlanError(f"{where}: {both[0]} and stages exclude each other: give it to each replica.")
     layout = (_stages if "stages" in values else _even)(where, values, model, clusters[0], options)

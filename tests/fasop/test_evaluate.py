@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fasop.commands import evaluate
+from fasop.commands.plan import Config
 from fasop.errors import PlanError
 from fasop.exact.estimate import estimate
 from fasop.inputs.clusters import Cluster, Gpu, load_clusters
@@ -55,11 +56,21 @@ def written(folder: Path, text: str) -> str:
 def right_layouts(path: str) -> list[Described]:
     """Those of a file that must all be right."""
     found: list[Described] = []
-    for each in read_layouts(path):
+    for each in read_layouts(path, [read_costs()]):
         if isinstance(each, PlanError):
             raise each
         found.append(each)
     return found
+
+
+def test_a_layout_that_sets_nothing_runs_as_plans_do(tmp_path: Path) -> None:
+    """A model without measured costs was evaluated without FlashAttention, and planned with it."""
+    text = "layouts: {it: {model: llama3-8b, cluster: 8xH100, tp: 1, dp: 8, mbs: 1, layers: 32}}"
+    (given,) = right_layouts(written(tmp_path, text))
+    (options,) = Config(model="llama3-8b", cluster="8xH100").options(measured=False)
+    assert given.options == options
+    (given,) = right_layouts(written(tmp_path, text.replace("32}", "32, attention: unfused}")))
+    assert given.options.attention == "unfused" and given.options.sequence_parallel
 
 
 def test_listed_stages_take_what_even_ones_take(tmp_path: Path) -> None:
