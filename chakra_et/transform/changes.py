@@ -49,10 +49,9 @@ class Rebuild(Protocol):
 class RankTraces:
     """The ranks of a run on their way to another size: each transform takes them and returns others.
 
-    ``where`` names the run in messages. By rank: its ``traces``, the captured rank that it was made of
-    (``origin``), and of each of its nodes the row there that it is a copy of (``source``, int64[N]).
-    ``groups`` on ``mesh``; of those, each replica has the ones ``apart`` for itself. ``retime``: what
-    collectives of other bytes take. ``notes``: what was assumed, one sentence each.
+    ``where`` names the run in messages. By rank: its ``traces``, and the captured rank that it was made of
+    (``origin``). ``groups`` on ``mesh``; of those, each replica has the ones ``apart`` for itself.
+    ``retime``: what collectives of other bytes take. ``notes``: what was assumed, one sentence each.
     """
 
     where: str
@@ -60,7 +59,6 @@ class RankTraces:
     groups: Groups
     traces: dict[int, ExecutionTrace]
     origin: dict[int, int]
-    source: dict[int, np.ndarray]
     retime: Retime
     apart: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
@@ -71,13 +69,9 @@ class RankTraces:
 
         return {rank: operators_of(trace, f"{self.where}.{rank}") for rank, trace in self.traces.items()}
 
-    def with_traces(
-        self, traces: dict[int, ExecutionTrace], rows: Mapping[int, np.ndarray], *notes: str, **others: Any
-    ) -> RankTraces:
-        """The same ranks with other traces; ``rows``: the row of its trace here that each node is a copy of,
-        of the ranks whose nodes change."""
-        source = self.source | {rank: self.source[rank][of_node] for rank, of_node in rows.items()}
-        return replace(self, traces=traces, source=source, notes=(*self.notes, *notes), **others)
+    def with_traces(self, traces: dict[int, ExecutionTrace], *notes: str, **others: Any) -> RankTraces:
+        """The same ranks with other traces and further notes."""
+        return replace(self, traces=traces, notes=(*self.notes, *notes), **others)
 
 
 def as_run(

@@ -62,13 +62,10 @@ def with_layers(ranks: RankTraces, layers: str) -> RankTraces:
     empty = next((stage for stage, of_stage in enumerate(copies) if not sum(of_stage)), None)
     if empty is not None:
         raise TraceError(f"{where}: --layers {layers} leaves no block on pipeline stage {empty}: give more")
-    traces, rows = {}, {}
-    found: Counter[str] = Counter()
+    traces, found = {}, Counter[str]()
     for rank, each in of_rank.items():
-        own_copies = copies[ranks.mesh.place(rank).stage]
-        traces[rank], rows[rank], counts = _layered(
-            each, blocks[rank], own_copies, ranks.retime, f"{where}.{rank}"
-        )
+        own = copies[ranks.mesh.place(rank).stage]
+        traces[rank], counts = _layered(each, blocks[rank], own, ranks.retime, f"{where}.{rank}")
         found.update(counts)
     sources = " and ".join(sorted({each.source for each in blocks.values()}))
     notes = [
@@ -84,7 +81,7 @@ def with_layers(ranks: RankTraces, layers: str) -> RankTraces:
     notes += [text.format(found[which]) for which, text in _REDUCED.items() if found[which]]
     if found["before"] != found["after"] and not any(found[which] for which in _REDUCED):
         notes.append("no collective of gradients was recognised: communication outside of blocks stays")
-    return ranks.with_traces(traces, rows, *notes)
+    return ranks.with_traces(traces, *notes)
 
 
 def stage_blocks(blocks: Mapping[int, Blocks], mesh: Mesh, where: str) -> list[int]:
@@ -104,12 +101,12 @@ def stage_blocks(blocks: Mapping[int, Blocks], mesh: Mesh, where: str) -> list[i
 
 def _layered(
     operators: Operators, blocks: Blocks, copies: Sequence[int], retime: Retime, where: str
-) -> tuple[ExecutionTrace, np.ndarray, dict[str, int]]:
-    """A rank whose block b runs ``copies[b]`` times, its rows, and what there is to note: elements of
-    gradients before and after, and how often which rule gave collectives other bytes."""
+) -> tuple[ExecutionTrace, dict[str, int]]:
+    """A rank whose block b runs ``copies[b]`` times, and what there is to note: elements of gradients before
+    and after, and how often which rule gave collectives other bytes."""
     sweeps, trace = sweeps_of(operators, blocks), operators.trace
     if not sweeps:
-        return *finished(drafted(trace, blocks, copies), where, retime), {}
+        return finished(drafted(trace, blocks, copies), where, retime), {}
     parameters = parameters_of(sweeps)
     of_block = [parameters.get(block, Counter()) for block in range(blocks.held)]
     other = next((at for at, each in enumerate(of_block) if each != of_block[0]), None)
@@ -140,7 +137,7 @@ def _layered(
             size = int(trace.column("comm_size")[row]) * (elements(after) / elements(before))
             _set_size(draft, nodes[row], max(round(size), 1))
             counts["whole"] += 1
-    return *finished(draft, where, retime), counts
+    return finished(draft, where, retime), counts
 
 
 def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Sweep]) -> Blocks:

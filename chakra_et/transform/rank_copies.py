@@ -38,6 +38,7 @@ RECORDED = ("measured_end_micros", "trace_start_ns", "clock_offset_ns", "clock_s
 EVERY = ("", "0")
 """The names of the group of all ranks, which needs no entry in the group file."""
 WAITING = ("wait_micros", "transfer_micros")
+_STEP = "captured_step"
 
 
 def without_waiting(run: Run) -> dict[int, ExecutionTrace]:
@@ -114,9 +115,10 @@ def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, place: 
     return found
 
 
-def varied(trace: ExecutionTrace, step: np.ndarray, factors: np.ndarray) -> ExecutionTrace:
-    """The trace with compute times multiplied by the factor (float64[S, K]) of their ``step`` (int64[N]) and
-    kind."""
+def varied(trace: ExecutionTrace, factors: np.ndarray) -> ExecutionTrace:
+    """A trace ``with_steps`` whose compute times are multiplied by the factor (float64[S, K]) of their step
+    and kind."""
+    step = trace.column(_STEP)
     computes = (trace.types < NodeType.COMM_SEND) & (step >= 0)
     of_node = factors[np.minimum(step, len(factors) - 1), node_kinds(trace)]
     duration = trace.duration_micros.copy()
@@ -143,6 +145,16 @@ def step_of(trace: ExecutionTrace) -> np.ndarray:
     step = np.searchsorted(np.sort(when[rows]), when, side="right") - 1
     unknown = (when < 0) & bool((when[on_device] >= 0).any())
     return np.where(unknown, -1, np.maximum(step, 0))
+
+
+def with_steps(trace: ExecutionTrace, captured: ExecutionTrace) -> ExecutionTrace:
+    """The trace with an attribute that says in which step of the ``captured`` rank each node was, which
+    copies of nodes take along."""
+    return set_integers(trace, _STEP, "int64", step_of(captured), np.ones(len(trace), bool))
+
+
+def without_steps(trace: ExecutionTrace) -> ExecutionTrace:
+    return without(trace, (_STEP,), np.ones(len(trace), bool))
 
 
 def compute_micros(trace: ExecutionTrace) -> np.ndarray:
@@ -232,9 +244,9 @@ def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> 
         names = names_in(traces[source], groups, place)
         peers = peers_in(traces[source], mesh, mesh, places[source], place)
         factors = drawn_factors(generator, busy, alike.index(source), None)
-        copy = varied(relabelled(plain, names, peers, mesh.ranks), step_of(traces[source]), factors)
+        copy = varied(with_steps(relabelled(plain, names, peers, mesh.ranks), traces[source]), factors)
         files[rank] = folder / f"{found.run.name}.{rank}.et"
-        et_file.write(files[rank], copy)
+        et_file.write(files[rank], without_steps(copy))
     step = (
         f"{found.lacks} and were made from ranks of the same stage (--fill, mesh {mesh}); their compute "
         f"times vary by {100 * max(spreads, default=0):.2f}% per step, as measured (seed {seed})"

@@ -39,7 +39,6 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
     groups = dict(ranks.groups)
     notes = []
     traces: dict[int, ExecutionTrace] = {}
-    rows: dict[int, np.ndarray] = {}
     number = max(map(int, groups), default=0)
     found = put_in = largest = 0
     for rank, trace in ranks.traces.items():
@@ -59,7 +58,7 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
                 "(DistributedDataParallel) nor torch::autograd::AccumulateGrad with shapes"
             )
         sweeps = _last_of_steps(sweeps, operators)
-        traces[rank], rows[rank], sizes = _put_in(operators, sweeps, str(number), limits)
+        traces[rank], sizes = _put_in(operators, sweeps, str(number), limits)
         put_in += len(sizes)
         largest = max(largest, *sizes)
     if found:
@@ -81,7 +80,7 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
             f"{len(apart)} of {len(several)} groups are of one replica (tensor, pipeline or expert "
             "parallel), by their descriptions; each new replica has its own"
         )
-    return ranks.with_traces(traces, rows, *notes, groups=groups, apart=apart)
+    return ranks.with_traces(traces, *notes, groups=groups, apart=apart)
 
 
 def _shared_groups(traces: Mapping[int, ExecutionTrace]) -> set[str]:
@@ -147,9 +146,9 @@ def _last_of_steps(sweeps: Sequence[Sweep], operators: Operators) -> list[Sweep]
 
 def _put_in(
     operators: Operators, sweeps: Sequence[Sweep], group: str, limits: tuple[float, float]
-) -> tuple[ExecutionTrace, np.ndarray, list[int]]:
-    """The trace with an all-reduce for each bucket, on CPUs also the copies into buckets and back; the row
-    that each node is a copy of, and the bytes of the buckets."""
+) -> tuple[ExecutionTrace, list[int]]:
+    """The trace with an all-reduce for each bucket, on CPUs also the copies into buckets and back; and the
+    bytes of the buckets."""
     trace, new, on_cpu = operators.trace, list[New](), not (operators.trace.column("stream", -1) >= 0).any()
     lane, rate = int(trace.column("lane", -1).max()) + 1, Elementwise(trace)
     attributes = {"kind": "collective", "pg_name": group, "pg_description": "data parallel"}
@@ -179,15 +178,12 @@ def _put_in(
             node.collective, node.lane, node.texts = sum(sizes[at] for at in bucket), lane, attributes
             new.append(node)
         new += back
-    placed = sorted(new, key=lambda node: node.after)
-    places, like = (np.array([getattr(node, of) for node in placed], np.int64) for of in ("after", "like"))
-    source = np.insert(np.arange(len(trace)), places + 1, like)
     made = insert(trace, np.zeros(len(trace), bool), new)
     with contextlib.suppress(ValueError):
         known = json.loads(made.metadata_str("lanes") or "[]")
         known.append({"kind": "communication", "label": "gradients"})
         made = with_metadata(made, lanes=json.dumps(known, separators=(",", ":")))
-    return made, source, [node.collective for node in new if node.collective is not None]
+    return made, [node.collective for node in new if node.collective is not None]
 
 
 def _tied(operators: Operators, ready: int, end: int) -> tuple[list[int], list[int]]:

@@ -36,9 +36,10 @@ from chakra_et.transform.rank_copies import (
     peers_in,
     relabelled,
     relative_spread,
-    step_of,
     varied,
     with_members,
+    with_steps,
+    without_steps,
     without_waiting,
 )
 from chakra_et.transform.reductions import with_reductions
@@ -108,14 +109,12 @@ def scaled(run: Run, wanted: Scaling) -> Scaled:
             "communication with other numbers of ranks or bytes takes the time of a ring on this network: "
             f"{times.model.describe()}"
         )
-    source = {rank: np.arange(len(trace)) for rank, trace in captured.items()}
     ranks = RankTraces(
         name,
         old,
         own,
-        without_waiting(run),
+        {rank: with_steps(trace, captured[rank]) for rank, trace in without_waiting(run).items()},
         origin={rank: rank for rank in captured},
-        source=source,
         retime=_retime(
             times, lambda group: (len(own.get(group, ())) or world, len(own.get(group, ())) or world)
         ),
@@ -218,7 +217,6 @@ class Scaled:
         self.old, self.new, self.times, self.wanted = old, new, times, wanted
         self.mesh, self.plain = ranks.mesh, ranks.traces
         self.groups = ScaledGroups(ranks.groups, ranks.mesh, new, ranks.apart)
-        self.step = {rank: step_of(captured[ranks.origin[rank]])[rows] for rank, rows in ranks.source.items()}
         self.generator = np.random.default_rng(wanted.seed)
         busy = {rank: compute_micros(captured[ranks.origin[rank]]) for rank in ranks.traces}
         self.alike = {
@@ -279,8 +277,8 @@ class Scaled:
             place = self.mesh.place(source)
             alike = self.alike[place.tensor, place.stage]
             factors = drawn_factors(self.generator, alike, place.data, self.wanted.spread)
-            trace = varied(trace, self.step[source], factors)
-        return trace
+            trace = varied(trace, factors)
+        return without_steps(trace)
 
     def as_run(self, run: Run) -> Run:
         """All ranks in order, made of those of ``run``; those that don't differ share a trace's arrays."""

@@ -53,22 +53,21 @@ def with_stages(ranks: RankTraces, stages: int) -> RankTraces:
     groups = ScaledGroups(ranks.groups, old, mesh, at_ends=at_ends)
     traces: dict[int, ExecutionTrace] = {}
     origin: dict[int, int] = {}
-    source: dict[int, np.ndarray] = {}
     for rank, operators in of_rank.items():
         splitter = _Splitter(operators, blocks[rank], parts, f"{where}.{rank}")
         for at in range(parts):
             place = old.place(rank)._replace(stage=old.place(rank).stage * parts + at)
             own = mesh.rank(place)
-            cut, rows = splitter.made(at, place, mesh, ranks.retime)
+            cut = splitter.made(at, place, mesh, ranks.retime)
             traces[own] = relabelled(cut, names_in(cut, groups, place), {}, mesh.ranks)
-            source[own], origin[own] = ranks.source[rank][rows], ranks.origin[rank]
+            origin[own] = ranks.origin[rank]
     note = (
         f"the {old.pp} captured pipeline stages of {', '.join(map(str, held))} repeated blocks became "
         f"{stages} of equal parts, which run 1F1B with a message of the captured size per pass and "
         "boundary; sends hold nobody up"
     )
-    changed = replace(ranks, mesh=mesh, groups=groups.all(), origin=origin, source=source)
-    return changed.with_traces(dict(sorted(traces.items())), {}, note)
+    traces = dict(sorted(traces.items()))
+    return ranks.with_traces(traces, note, mesh=mesh, groups=groups.all(), origin=origin)
 
 
 def _of_embedding(trace: ExecutionTrace) -> np.ndarray:
@@ -119,8 +118,8 @@ class _Splitter:
         part[np.isin(operators.top, messages) | np.isin(operators.trace.types, _MESSAGES)] = -2
         return segment, part
 
-    def made(self, at: int, place: Place, mesh: Mesh, retime: Retime) -> tuple[ExecutionTrace, np.ndarray]:
-        """The rank of part ``at`` at ``place`` of the new mesh, and the row that each node is a copy of."""
+    def made(self, at: int, place: Place, mesh: Mesh, retime: Retime) -> ExecutionTrace:
+        """The rank of part ``at`` at ``place`` of the new mesh."""
         operators, trace, ratio = self.operators, self.operators.trace, 1.0
         if self.sweeps:  # the parameters of the rank and of the part
             whole = max(self.sweeps, key=lambda sweep: len(sweep.gradients)).gradients

@@ -107,7 +107,6 @@ def _reshaped(
         raise TraceError(f"{ranks.where}: {nothing}")
     return ranks.with_traces(
         traces,
-        {},
         f"{what}: {nodes:,} nodes that took {before / 1000:,.1f} ms take {after / 1000:,.1f} ms, assuming "
         "that an operator's time follows its operations, but for what one without work takes",
         f"{reduced:,} collectives of gradients changed with the parameters, and {moved:,} other collectives "

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from chakra_et.arrays import rows_by_value
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.et.edges import topological_order
@@ -58,33 +59,32 @@ def drafted(trace: ExecutionTrace, blocks: Blocks | None = None, copies: Sequenc
     if blocks is None:
         nothing = np.full(count, -1)
         blocks = Blocks(nothing, nothing, [], 0, "")
-    times = np.ones(count, dtype=np.int64)
-    inside = blocks.block >= 0
-    times[inside] = np.asarray(copies)[blocks.block[inside]]
+    times = np.append(np.array(copies, np.int64), 1)[blocks.block]
     first = np.concatenate(([0], np.cumsum(times)))
     old = np.repeat(np.arange(count), times)
+    copy = np.arange(len(old)) - first[old]
     lane = trace.column("lane")
-    lanes = {
-        each: _copies_of(blocks, np.flatnonzero(lane == each), times, first)
-        for each in np.unique(lane).tolist()
-    }
-    parent, child = dependencies(trace)
     order = np.argsort(lane, kind="stable")
-    before = np.full(count, -1)
     same = lane[order][1:] == lane[order][:-1]
+    backward = np.array([*blocks.is_backward, False])
+    stretch, around = _stretches(blocks, order, same)
+    # In a backward pass the last copy comes first; what belongs to no block is in the copy that runs last.
+    last = np.where(backward[blocks.group[around]], 0, times[around] - 1)
+    ran = np.where(blocks.block[old] < 0, last[old], np.where(backward[blocks.group[old]], -copy, copy))
+    nodes = np.lexsort((old, ran, stretch[old]))
+    lanes = {each: of_lane.tolist() for each, of_lane in rows_by_value(lane[old], nodes).items()}
+    parent, child = dependencies(trace)
+    before = np.full(count, -1)
     before[order[1:][same]] = order[:-1][same]
     along = before[child] == parent
     chained = np.zeros(count, dtype=bool)
     chained[child[along]] = True
     across = _across(blocks, parent[~along], child[~along], first)
-    return Draft(
-        trace, blocks, old.tolist(), (np.arange(len(old)) - first[old]).tolist(), lanes, chained, across
-    )
+    return Draft(trace, blocks, old.tolist(), copy.tolist(), lanes, chained, across)
 
 
-def finished(draft: Draft, where: str, retime: Retime) -> tuple[ExecutionTrace, np.ndarray]:
-    """The new trace, and the row that each of its nodes is a copy of, int64[M]. Raises ``TraceError`` where
-    dependencies make a circle."""
+def finished(draft: Draft, where: str, retime: Retime) -> ExecutionTrace:
+    """The new trace. Raises ``TraceError`` where dependencies make a circle."""
     edges = [*draft.across]
     for nodes in draft.lanes.values():
         edges += [(a, b) for a, b in zip(nodes, nodes[1:], strict=False) if draft.chained[draft.old[b]]]
@@ -103,40 +103,25 @@ def finished(draft: Draft, where: str, retime: Retime) -> tuple[ExecutionTrace, 
     for at, name in enumerate(("comm_src", "comm_dst", "comm_tag")):
         if draft.ends:
             new = with_integers(new, name, {place[n]: each[at] for n, each in draft.ends.items()}, "int32")
-    return new, source
+    return new
 
 
-def _copies_of(blocks: Blocks, rows: np.ndarray, times: np.ndarray, first: np.ndarray) -> list[int]:
-    """The nodes of a lane's rows, the copies of a block after each other: in a backward pass the last
-    first. What lies between the rows of a block and belongs to none is in the copy that runs last."""
-    found: list[int] = []
-    for run in np.split(rows, _begins(blocks, rows)):
-        inside = blocks.block[run] >= 0
-        group = blocks.group[run[0]]
-        copies = list(range(int(times[run[0]])))
-        if group >= 0 and blocks.is_backward[group]:
-            copies.reverse()
-        for copy in copies[:-1]:
-            found += (first[run[inside]] + copy).tolist()
-        last = copies[-1:]
-        chosen = run if last else run[~inside]
-        found += (first[chosen] + np.where(blocks.block[chosen] >= 0, sum(last), 0)).tolist()
-    return found
-
-
-def _begins(blocks: Blocks, rows: np.ndarray) -> np.ndarray:
-    """Where in a lane's rows each block or stretch outside of blocks begins, but for the first."""
-    key = np.where(blocks.block[rows] >= 0, blocks.group[rows] * (blocks.held + 1) + blocks.block[rows], -1)
-    # Rows between two of the same block stay with these.
-    before, after = _carried(key), _carried(key[::-1])[::-1]
-    return np.flatnonzero(np.diff(np.where(before == after, before, key))) + 1
-
-
-def _carried(values: np.ndarray) -> np.ndarray:
-    """Each value below 0 becomes the last one before it that isn't."""
-    at = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), -1))
-    found: np.ndarray = np.where(at >= 0, values[at], -1)
-    return found
+def _stretches(blocks: Blocks, order: np.ndarray, same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the number of its stretch, a block or what lies between two on a lane, and a row of the
+    block, itself outside of blocks; int64[N]. Rows between two of the same block are in its stretch.
+    ``order``: the rows lane by lane; ``same[i]``: whether the rows i and i + 1 of that are on one lane."""
+    lane, place = np.append(0, np.cumsum(~same)), np.arange(len(order))
+    group, block = blocks.group[order], blocks.block[order]
+    key = np.where(block >= 0, (lane * len(blocks.is_backward) + group) * (blocks.held + 1) + block, -1)
+    before = np.maximum.accumulate(np.where(block >= 0, place, -1))
+    after = np.minimum.accumulate(np.where(block >= 0, place, len(place))[::-1])[::-1]
+    between = (before >= 0) & (after < len(place))
+    between[between] = key[before[between]] == key[after[between]]
+    home = np.where(between, before, place)
+    stretch, around = np.empty((2, len(place)), np.int64)
+    stretch[order] = np.append(0, np.cumsum((np.diff(key[home]) != 0) | ~same))
+    around[order] = order[home]
+    return stretch, around
 
 
 def _across(
