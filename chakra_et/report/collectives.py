@@ -41,25 +41,15 @@ class Collective:
     usual_bus: float | None = None
 
 
-def bus_factor(kind: str, ranks: int) -> float | None:
-    """Bus bandwidth over algorithm bandwidth, None for a type without one."""
-    if kind in ("barrier", "unknown"):
-        return None
-    return 1.0 if kind in MESSAGES else nccl.bus_factor(_type(kind), ranks)
-
-
-def whole_bytes(kind: str, size: int, ranks: int) -> int:
-    """The size in the sense of nccl-tests, from the bytes that one rank puts in (``comm_size``).
-
-    A scatter's ``comm_size`` is what one rank takes out, except on its root.
-    """
-    if kind == "scatter":
-        return size * ranks
-    return size if kind in (*MESSAGES, "unknown") else int(nccl.whole_bytes(_type(kind), size, ranks))
-
-
-def _type(kind: str) -> CollectiveType:
-    return CollectiveType(COMM_NAMES.index(kind))
+def nccl_size(kind: str, size: int, ranks: int) -> tuple[int, float | None]:
+    """The size in the sense of nccl-tests, from the bytes that one rank puts in (``comm_size``; of a scatter
+    it is what one rank takes out, except on its root), and the bus bandwidth over the algorithm bandwidth,
+    None for a type without one."""
+    if kind in (*MESSAGES, "unknown"):
+        return size, 1.0 if kind in MESSAGES else None
+    of = CollectiveType(COMM_NAMES.index(kind))
+    whole = size * ranks if kind == "scatter" else int(nccl.whole_bytes(of, size, ranks))
+    return whole, None if kind == "barrier" else nccl.bus_factor(of, ranks)
 
 
 def _usual_ns(gpu: str, kind: str, size: int, ranks: int) -> float | None:
@@ -70,7 +60,8 @@ def _usual_ns(gpu: str, kind: str, size: int, ranks: int) -> float | None:
         node = nccl.node(gpu, "")
     except TraceError:
         return None
-    return node.message(size) if kind in MESSAGES else float(node.time(_type(kind), size, ranks))
+    of = COMM_NAMES.index(kind)
+    return node.message(size) if kind in MESSAGES else float(node.time(CollectiveType(of), size, ranks))
 
 
 def collectives(run: ReportRun) -> list[Collective]:
@@ -94,10 +85,10 @@ def collectives(run: ReportRun) -> list[Collective]:
         last = last[last >= 0]
         skew = start[last] - first[last]
         late = Counter(graph.trace_of[last].tolist())
-        whole = whole_bytes(name, each, members)
+        whole, factor = nccl_size(name, each, members)
         mean = float(transfer[which == number].mean())
         algorithm = whole / mean if whole > 0 and mean > 0 and name != "barrier" else None
-        factor = bus_factor(name, members) if members > 1 else None
+        factor = factor if members > 1 else None
         on_gpu = not graph.is_cpu[own].any()
         usual = _usual_ns(run.rates.gpu if on_gpu else "", name, whole, members)
         found.append(
@@ -159,19 +150,16 @@ def traffic(run: ReportRun) -> dict[str, np.ndarray]:
     target, transfer = graph.attribute("comm_dst", -1), run.end_ns - run.start_ns - run.wait_ns
     members = group_members(run)
     for at in np.flatnonzero(np.isin(graph.types, (NodeType.COMM_SEND, NodeType.COMM_COLL))).tolist():
-        own, name, whole = run.ranks[graph.trace_of[at]], COMM_NAMES[kind[at]], int(size[at])
-        first, to = 0, [int(target[at])]
-        if name != "send":
-            first, ring = 2, members[int(graph.group[at])]
-            factor = bus_factor(name, len(ring))
-            if own not in ring or len(ring) < 2 or factor is None:
-                continue
-            whole = whole_bytes(name, whole, len(ring))
-            if name == "all-to-all":
-                to, whole = [other for other in ring if other != own], round(whole / len(ring))
-            else:
-                to, whole = [ring[(ring.index(own) + 1) % len(ring)]], round(whole * factor)
+        own, name = run.ranks[graph.trace_of[at]], COMM_NAMES[kind[at]]
+        ring = [own, int(target[at])] if name == "send" else members[int(graph.group[at])]
+        whole, factor = nccl_size(name, int(size[at]), len(ring))
+        if own not in ring or len(ring) < 2 or factor is None:
+            continue
+        to, part = [ring[(ring.index(own) + 1) % len(ring)]], whole * factor
+        if name == "all-to-all":
+            to, part = [other for other in ring if other != own], whole / len(ring)
+        first = 0 if name == "send" else 2
         known = [place[rank] for rank in to if rank in place]
-        found[first, place[own], known] += whole
+        found[first, place[own], known] += round(part)
         found[first + 1, place[own], known] += transfer[at]
     return dict(zip(("messages", "message_ns", "collectives", "collective_ns"), found, strict=True))

@@ -9,10 +9,9 @@ import pytest
 
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.report.collectives import (
-    bus_factor,
     collectives,
+    nccl_size,
     traffic,
-    whole_bytes,
 )
 from chakra_et.report.content import headline, lacks, path_by_kind, rank_rows
 from chakra_et.report.run import ReportRun, assemble
@@ -130,9 +129,7 @@ def test_bandwidth_of_a_collective(run: ReportRun) -> None:
     ],
 )
 def test_bus_factors_are_those_of_nccl_tests(kind: str, factor: float | None) -> None:
-    assert bus_factor(kind, 8) == factor
-    assert whole_bytes("all-gather", 10, 8) == 80
-    assert whole_bytes("all-reduce", 10, 8) == 10
+    assert nccl_size(kind, 10, 8) == (80 if kind == "all-gather" else 10, factor)
 
 
 def test_time_by_name_and_module(run: ReportRun) -> None:
