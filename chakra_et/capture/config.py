@@ -3,7 +3,7 @@
     config = TraceConfig(enable_tracing=True, trace_output_dir="outputs", trace_active_steps=1)
     check_trace_name("my run 1")
 
-Flags and fields are the same names; a value out of range is a ``ValueError``.
+Flags and fields are the same names; ``cli.parse`` refuses a value out of range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from chakra_et.cli import option
 _PUNCTUATION = " ._-+=@,()"
 # Leaves room for _rankN, the side and .json.gz within the 255 bytes of a file name.
 _MAX_BYTES = 180
-LEAST_STEPS = {"trace_wait_steps": 0, "trace_warmup_steps": 0, "trace_active_steps": 1}
 
 
 @dataclass
@@ -29,36 +28,29 @@ class TraceConfig:
     enable_tracing: bool = option("record host and device traces of every rank", False)
     trace_output_dir: str = option("folder for the traces", "outputs")
     trace_name: str | None = option("base name of the trace files (default: model and process count)", None)
-    trace_wait_steps: int = option("steps before the profiler starts", 2)
-    trace_warmup_steps: int = option("steps with the profiler running but not recording", 1)
-    trace_active_steps: int = option("steps to record", 3)
+    trace_wait_steps: int = option("steps before the profiler starts", 2, least=0)
+    trace_warmup_steps: int = option("steps with the profiler running but not recording", 1, least=0)
+    trace_active_steps: int = option("steps to record", 3, least=1)
     trace_gzip: bool = option("compress the traces (.json.gz)", False)
     trace_memory: bool = option("also record memory allocations and frees", False)
 
     def __post_init__(self) -> None:
         if self.trace_name is not None:
             check_trace_name(self.trace_name)
-        for name, least in LEAST_STEPS.items():
-            if getattr(self, name) < least:
-                flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} must be at least {least}, not {getattr(self, name)}")
         if not self.trace_output_dir:
             raise ValueError("--trace-output-dir is empty: give a folder")
 
 
-# The environment variables of ``chakra-et run``: the field that each sets, and its help.
-VARIABLES = {"CHAKRA_TRACE": ("trace_name", "FOLDER/NAME of the trace files (required)")} | {
-    "CHAKRA_TRACE_" + each.name.split("_")[1].upper(): (
-        each.name,
-        f"{each.metadata['help']} (default: {each.default:d})",
-    )
+# The environment variables of ``chakra-et run`` but for CHAKRA_TRACE, and the field that each sets.
+VARIABLES = {
+    "CHAKRA_TRACE_" + each.name.split("_")[1].upper(): each
     for each in fields(TraceConfig)
     if each.name.startswith("trace_") and isinstance(each.default, int)
 }
 
 
 def config_from_environment(environment: Mapping[str, str]) -> TraceConfig:
-    """The configuration that ``VARIABLES`` give. Raises ValueError naming the variable."""
+    """The configuration that CHAKRA_TRACE and ``VARIABLES`` give. Raises ValueError naming the variable."""
     given = environment.get("CHAKRA_TRACE", "")
     place = Path(given)
     if given.endswith("/"):
@@ -67,16 +59,14 @@ def config_from_environment(environment: Mapping[str, str]) -> TraceConfig:
         raise ValueError(
             "CHAKRA_TRACE is not set: give FOLDER/NAME of the trace files, such as outputs/my_run."
         )
-    config = TraceConfig(True, str(place.parent), place.name)
-    for name, (target, _) in VARIABLES.items():
-        if name == "CHAKRA_TRACE" or name not in environment:
-            continue
-        value, least = environment[name], LEAST_STEPS.get(target, 0)
-        if not value.isascii() or not value.isdecimal() or int(value) < least:
-            raise ValueError(f"{name}={value}: must be a whole number of at least {least}.")
-        kind = type(getattr(config, target))
-        setattr(config, target, kind(int(value)))
-    return config
+    values = {}
+    for name, field in VARIABLES.items():
+        if name in environment:
+            value, least = environment[name], field.metadata.get("least", 0)
+            if not value.isascii() or not value.isdecimal() or int(value) < least:
+                raise ValueError(f"{name}={value}: must be a whole number of at least {least}.")
+            values[field.name] = type(field.default)(int(value))
+    return TraceConfig(True, str(place.parent), place.name, **values)
 
 
 def check_trace_name(name: str) -> str:

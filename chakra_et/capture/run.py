@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("       chakra-et run [--step-on NAME] -m MODULE [ARGUMENT …]\n")
         print((__doc__ or "").partition("\n\n")[2])
         width = max(map(len, VARIABLES))
-        print("\n".join(f"  {name:{width}}  {help_text}" for name, (_, help_text) in VARIABLES.items()))
+        print(f"  {'CHAKRA_TRACE':{width}}  FOLDER/NAME of the trace files (required)")
+        for name, field in VARIABLES.items():
+            print(f"  {name:{width}}  {field.metadata['help']} (default: {field.default:d})")
         return 0 if target else 2
     try:
         config = config_from_environment(os.environ)

@@ -36,7 +36,7 @@ import torch.distributed as dist
 from chakra_et.capture import gloo
 from chakra_et.capture import manifest as trace_manifest
 from chakra_et.capture.check import PairReport, check_pair, inspect_pair
-from chakra_et.capture.config import LEAST_STEPS, TraceConfig, check_trace_name
+from chakra_et.capture.config import TraceConfig, check_trace_name
 from chakra_et.capture.manifest import Mailbox, TraceFiles, notify, summarise
 from chakra_et.capture.recorder import Recorder
 
@@ -90,10 +90,10 @@ class ChakraTracer:
     ):
         self.schedule = {"wait_steps": wait_steps, "warmup_steps": warmup_steps, "active_steps": active_steps}
         for name, steps in self.schedule.items():
-            least = LEAST_STEPS[f"trace_{name}"]
+            least = int(name == "active_steps")
             if type(steps) is not int or steps < least:
                 raise ValueError(f"{name} is {steps!r}: give a whole number of at least {least}.")
-        TraceConfig(True, str(output_dir), trace_name, wait_steps, warmup_steps, active_steps)
+        TraceConfig(True, str(output_dir), trace_name)  # refuses what can't be a name or folder
         known = _place() or (0, 1)
         given = (known[0] if rank is None else rank, known[1] if world_size is None else world_size)
         if given != known:
