@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from chakra_et.astra import bundle_texts
-from chakra_et.astra.bundle_texts import Backend, Expected
+from chakra_et.astra.bundle_texts import Backend
 from chakra_et.astra.network_dimensions import (
+    HANDSHAKE_BYTES,
     crossings,
     effective_sizes,
+    handshake,
     network_times,
     simulated_dimensions,
     with_shorter_messages,
@@ -37,10 +39,14 @@ from chakra_et.simulate.measured_steps import measured_times
 from chakra_et.simulate.replays import astra_replay, missing_order
 from chakra_et.simulate.timing import Timing
 from chakra_et.validate.astra import check_sizes, group_file_problems
-from chakra_et.validate.check import check, check_together
+from chakra_et.validate.check import Problem, check, check_together
 
 Traces = Mapping[int, ExecutionTrace]
 """By rank; ranks whose files are links to one have one trace."""
+Expected = dict[str, dict[int, "float | None"]]
+"""What a simulation should answer, µs by rank from the rank's start to the end of its last node; empty where
+that wasn't computed. ``measured``: recorded, None without start times. ``simulated``: nodes issued as
+ASTRA-sim does, communication with the times of its analytical network, all ranks starting together."""
 EXPECTED_FILE = "expected.json"
 PLANNED_PERCENT = 3.0
 """How far a planned set's bundle on the plan's network may be from the planned step."""
@@ -99,7 +105,13 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     write_json(scratch / "system.json", bundle_texts.system_json(simulated, all_modelled))
     write_json(scratch / "memory.json", bundle_texts.MEMORY)
     bundle_texts.write_script(scratch, name, count, "analytical")
-    write_json(scratch / EXPECTED_FILE, bundle_texts.expected_json(name, count, simulated, answer, notes))
+    protocol = {
+        "sends": "rendezvous",
+        "handshake_bytes": HANDSHAKE_BYTES,
+        "handshake": [handshake(dimension) / 1000 for dimension in simulated.dimensions],
+    }
+    about = {"bundle_version": 1, "name": name, "ranks": count, "topology": simulated.name, "unit": "us"}
+    write_json(scratch / EXPECTED_FILE, {**about, "protocol": protocol, **answer, "notes": notes})
     text = bundle_texts.readme(name, count, simulated, keep, all_modelled, times, changed, notes)
     write_text(scratch / "README.md", text)
     return [*changed, *notes]
@@ -143,8 +155,8 @@ def _prepared(ranks: Ranks, keep: Keep) -> tuple[Traces, list[str]]:
     return dict(sorted(traces.items())), [cut_off] * (lost > 0) + counted
 
 
-def _refuse(name: str, problems: Sequence[object]) -> None:
-    errors = [problem for problem in problems if getattr(problem, "severity", "") == "error"]
+def _refuse(name: str, problems: Sequence[Problem]) -> None:
+    errors = [problem for problem in problems if problem.severity == "error"]
     if errors:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise TraceError(f"{name} doesn't validate: {str(errors[0]).removeprefix('error: ')}{more}")
@@ -180,14 +192,10 @@ def _ordered(traces: Traces, groups: Groups) -> tuple[Traces, list[str]]:
 def _notes(topology: Topology, groups: Groups, talk: Mapping[int, ExecutionTrace]) -> Iterator[str]:
     if not topology.effective:
         yield from crossings(talk, groups, topology)
-    broadcasts = 0
-    for trace in talk.values():
-        broadcast = trace.column("comm_type", -1) == CollectiveType.BROADCAST
-        broadcasts += int(((trace.types == NodeType.COMM_COLL) & broadcast).sum())
-    if broadcasts:
+    kinds = (trace.column("comm_type", -1) for trace in talk.values())
+    if broadcasts := sum(int((kind == CollectiveType.BROADCAST).sum()) for kind in kinds):
         yield f"{broadcasts:,} broadcasts last as recorded and wait for nobody"
-    uneven = sum(int((texts(trace, "comm_in_split")[1] >= 0).sum()) for trace in talk.values())
-    if uneven:
+    if uneven := sum(int((texts(trace, "comm_in_split")[1] >= 0).sum()) for trace in talk.values()):
         yield f"{uneven:,} all-to-alls have uneven splits: ASTRA-sim has every member send equal shares"
     used = {name for trace in talk.values() for name in texts(trace, "pg_name")[0]}
     if unused := len(set(groups) - used):
@@ -204,12 +212,11 @@ def expected(
     network = network_times(graph, groups, topology)
     at_once = Timing([0] * len(ranks), graph.duration_ns)
     _, end = astra_replay(graph, match(graph, groups), at_once, network)
-    measured = {rank: measured_times(trace) for rank, trace in traces.items()}
+    simulated = (np.maximum.reduceat(end, graph.first[:-1]) / 1000).tolist()
+    measured = zip(ranks, map(measured_times, traces.values()), strict=True)
     return {
-        "measured": {rank: None if nodes is None else end / 1000 for rank, (nodes, end) in measured.items()},
-        "simulated": dict(
-            zip(ranks, (np.maximum.reduceat(end, graph.first[:-1]) / 1000).tolist(), strict=True)
-        ),
+        "measured": {rank: None if nodes is None else end / 1000 for rank, (nodes, end) in measured},
+        "simulated": dict(zip(ranks, simulated, strict=True)),
     }
 
 

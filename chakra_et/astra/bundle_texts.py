@@ -24,12 +24,6 @@ FREE_REDUCTION = 1_000_000
 READ_AT = "astra-sim 0383c203930c and astra-network-analytical 047ef653f16a"
 
 
-Expected = dict[str, dict[int, "float | None"]]
-"""What a simulation should answer, µs by rank from the rank's start to the end of its last node; empty where
-that wasn't computed. ``measured``: recorded, None without start times. ``simulated``: nodes issued as
-ASTRA-sim does, communication with the times of its analytical network, all ranks starting together."""
-
-
 def network_yml(topology: Topology) -> str:
     """The analytical network: bandwidths in GiB/s, the latency of one hop (a Switch has two) in ns."""
     dimensions = topology.dimensions
@@ -203,23 +197,3 @@ of one hop: a message through a Switch makes two. ASTRA-sim's cycles are ns.
 - ASTRA-sim's exit status is 0 when nothing finished, and can differ from 0 when all did: `run.sh` counts.
 - The formats follow the sources of {READ_AT}.
 """
-
-
-def expected_json(
-    name: str, ranks: int, topology: Topology, answer: Expected, notes: Sequence[str]
-) -> dict[str, Any]:
-    """The content of expected.json."""
-    return {
-        "bundle_version": 1,
-        "name": name,
-        "ranks": ranks,
-        "topology": topology.name,
-        "unit": "us",
-        "protocol": {
-            "sends": "rendezvous",
-            "handshake_bytes": HANDSHAKE_BYTES,
-            "handshake": [handshake(dimension) / 1000 for dimension in topology.dimensions],
-        },
-        **{what: {str(rank): time for rank, time in times.items()} for what, times in answer.items()},
-        "notes": list(notes),
-    }

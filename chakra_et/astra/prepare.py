@@ -138,9 +138,7 @@ def prepared(
     trace = as_compute(trace, incomplete | local)
     on_cpu = communicates(trace) & (trace.column("is_cpu_op") != 0)
     counts["communications marked as CPU operators are marked as device operators"] = int(on_cpu.sum())
-    if on_cpu.any():
-        flags = np.where(on_cpu, 0, trace.column("is_cpu_op"))
-        trace = set_integers(trace, "is_cpu_op", "bool", flags, has(trace, "is_cpu_op"))
+    trace = with_integers(trace, "is_cpu_op", dict.fromkeys(np.flatnonzero(on_cpu).tolist(), 0), "bool")
     if keep != "all":
         trace = _kept(trace, keep, counts)
     return _ended(trace, counts), +counts
@@ -171,9 +169,8 @@ def _nearest(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
     for source, target in NEAREST_IN_ASTRA_SIM.items():
         rows = kind == source
         changed[rows] = target
-        if rows.any():
-            what = f"run as the nearest one: {source.name} as {target.name}"
-            counts[f"collectives that ASTRA-sim doesn't have {what}"] = int(rows.sum())
+        what = f"run as the nearest one: {source.name} as {target.name}"
+        counts[f"collectives that ASTRA-sim doesn't have {what}"] = int(rows.sum())
     if (changed == kind).all():
         return trace
     # A barrier moves no data; one byte per rank is the least that ASTRA-sim finishes.

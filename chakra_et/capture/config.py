@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from chakra_et.cli import option
 
@@ -59,13 +60,13 @@ def config_from_environment(environment: Mapping[str, str]) -> TraceConfig:
         raise ValueError(
             "CHAKRA_TRACE is not set: give FOLDER/NAME of the trace files, such as outputs/my_run."
         )
-    values = {}
+    values: dict[str, Any] = {}
     for name, field in VARIABLES.items():
         if name in environment:
             value, least = environment[name], field.metadata.get("least", 0)
             if not value.isascii() or not value.isdecimal() or int(value) < least:
                 raise ValueError(f"{name}={value}: must be a whole number of at least {least}.")
-            values[field.name] = type(field.default)(int(value))
+            values[field.name] = bool(int(value)) if field.default is False else int(value)
     return TraceConfig(True, str(place.parent), place.name, **values)
 
 

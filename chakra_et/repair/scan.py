@@ -15,22 +15,7 @@ import msgspec
 
 from chakra_et.errors import TraceError
 from chakra_et.repair import format as layout
-from chakra_et.repair.format import (
-    ARRAY_OPEN,
-    DEVICE,
-    HOST,
-    JOINT,
-    OBJECT_START,
-    RECORD_START,
-    SEPARATOR,
-    Buffer,
-    JsonDocument,
-    Repair,
-    count_records,
-    is_object,
-    matched_end,
-    mend,
-)
+from chakra_et.repair.format import DEVICE, HOST, Buffer, JsonDocument, Repair
 
 STEP_BYTES = 1 << 20
 SMALL_STEP = 4 << 10
@@ -72,11 +57,11 @@ class Scanner:
         while True:
             document = self._current
             if document is None:
-                self._pos = at = matched_end(layout.SPACE, data, self._pos)
+                self._pos = at = layout.matched_end(layout.SPACE, data, self._pos)
             elif self._intact_run(document):
                 continue
             else:
-                at = matched_end(SEPARATOR, data, self._pos)
+                at = layout.matched_end(layout.SEPARATOR, data, self._pos)
             if at == size:
                 break
             if document:
@@ -116,7 +101,9 @@ class Scanner:
     # Outside of any object
 
     def _outside(self, at: int) -> None:
-        is_record = RECORD_START[None].match(self.data, at) and not OBJECT_START.match(self.data, at)
+        is_record = layout.RECORD_START[None].match(self.data, at) and not layout.OBJECT_START.match(
+            self.data, at
+        )
         if self.data[at : at + 1] == b"{" and not is_record:
             self._object(at)
         else:
@@ -131,7 +118,9 @@ class Scanner:
             if certain or end or at + size >= len(data) or size > layout.MAX_RECORD_BYTES:
                 break
             size *= 2
-        inner = OBJECT_START.search(data, at + 1, opening.start() if opening else min(at + size, len(data)))
+        inner = layout.OBJECT_START.search(
+            data, at + 1, opening.start() if opening else min(at + size, len(data))
+        )
         if end is not None:
             kind = "trailing-garbage" if self.documents else "leading-garbage"
             self._note(kind, at, f"an object of {end} bytes without nodes or traceEvents")
@@ -153,7 +142,7 @@ class Scanner:
     def _opening(self, at: int, stop: int) -> tuple[Match | None, bool]:
         """Where the record array of the object at ``at`` opens, and whether the header is valid."""
         first = None
-        for count, opening in enumerate(ARRAY_OPEN.finditer(self.data, at, stop)):
+        for count, opening in enumerate(layout.ARRAY_OPEN.finditer(self.data, at, stop)):
             first = first or opening
             if layout.is_header(self.data[at : opening.end()], _kind(opening)):
                 return opening, True
@@ -182,16 +171,16 @@ class Scanner:
         if opening:
             self._headerless(_kind(opening), at, opening.end())
         elif record and record.start() == stop:
-            self._headerless(HOST if RECORD_START[HOST].match(self.data, stop) else DEVICE, at, stop)
+            self._headerless(HOST if layout.RECORD_START[HOST].match(self.data, stop) else DEVICE, at, stop)
 
     def _next_places(self, at: int) -> tuple[Match | None, Match | None, Match | None]:
         """The next opening of an array, start of an object, and start of a record.
 
         Only the first counts, except that records before an array's opening are parts of a header.
         """
-        data, record = self.data, RECORD_START[None].search(self.data, at)
+        data, record = self.data, layout.RECORD_START[None].search(self.data, at)
         near = record.start() + STEP_BYTES if record else len(data)
-        opening, header = ARRAY_OPEN.search(data, at, near), OBJECT_START.search(data, at, near)
+        opening, header = layout.ARRAY_OPEN.search(data, at, near), layout.OBJECT_START.search(data, at, near)
         if opening and not (header and header.start() < opening.start()):
             return opening, None, None
         if record and header and header.start() <= record.start():
@@ -216,19 +205,19 @@ class Scanner:
     def _intact_run(self, document: JsonDocument) -> bool:
         """Keep the intact records of the next step unchanged; False if there are none."""
         data, pos = self.data, self._pos
-        lead = data[pos : matched_end(SEPARATOR, data, pos)]
+        lead = data[pos : layout.matched_end(layout.SEPARATOR, data, pos)]
         if lead.count(b",") == (document.nodes > 0):
             # Up to the last record that begins in this step, which is near its end but for a long one.
             cut = first = pos + len(lead) + 1
             stop = min(pos + self._step, len(data))
             for begin in (max(first, stop - 16 * SMALL_STEP), first):
-                starts = list(RECORD_START[document.kind].finditer(data, begin, stop))
+                starts = list(layout.RECORD_START[document.kind].finditer(data, begin, stop))
                 if starts:
                     cut = starts[-1].start()
                     break
             begin = pos + lead.find(b",") + 1
             body = data[begin:cut].rstrip(b" \t\r\n")
-            count = count_records(body[:-1]) if body.endswith(b",") else None
+            count = layout.count_records(body[:-1]) if body.endswith(b",") else None
             if count and not layout.holds_header(body):
                 self._add(document, (begin, begin + len(body) - 1), count)
                 self._pos = begin + len(body) - 1
@@ -248,7 +237,7 @@ class Scanner:
         """Read what is at ``at`` after the separator ``lead``: a record, the end of the array, damage."""
         if self.data[at : at + 1] == b"]":
             self._end(document, lead, at)
-        elif OBJECT_START.match(self.data, at):
+        elif layout.OBJECT_START.match(self.data, at):
             # This object has not ended.
             document.left = document.left or at
             self._pos, self._current = at, None
@@ -263,7 +252,7 @@ class Scanner:
             if end is not None:
                 return self._take(document, lead, at, at + end)
             # The next place where reading can resume.
-            found = JOINT[document.kind].search(data, at + 1, stop)
+            found = layout.JOINT[document.kind].search(data, at + 1, stop)
             certain = found and (found.end() < stop or stop == len(data))
             if certain or stop == len(data) or size > layout.MAX_RECORD_BYTES:
                 break
@@ -275,13 +264,13 @@ class Scanner:
         record, self._pos = self.data[at:end], end
         if len(record) > layout.MAX_RECORD_BYTES:
             self._drop("limit", at, f"a record of {len(record)} bytes left out")
-        elif is_object(record):
+        elif layout.is_object(record):
             self._keep(document, lead, at, record)
         elif not self._mended(document, lead, at, record):
             self._drop_unreadable(at, record)
 
     def _mended(self, document: JsonDocument, lead: bytes, at: int, record: bytes) -> bool:
-        mended = mend(record, document.kind, document.keys)
+        mended = layout.mend(record, document.kind, document.keys)
         if mended is not None:
             self._keep(document, lead, at, *mended)
             self._step = SMALL_STEP
@@ -317,11 +306,11 @@ class Scanner:
     def _damage(self, document: JsonDocument, lead: bytes, at: int, joint: int) -> None:
         """``data[at:joint]`` is not a record: another writer's bytes, or a record too damaged to delimit."""
         region = self.data[at:joint]
-        region = region[: len(region) - matched_end(SEPARATOR, region[::-1])]
+        region = region[: len(region) - layout.matched_end(layout.SEPARATOR, region[::-1])]
         self._pos = at + len(region)
         if region.startswith(b"{") and self._mended(document, lead, at, region):
             return
-        if joint == len(self.data) or OBJECT_START.match(self.data, joint):
+        if joint == len(self.data) or layout.OBJECT_START.match(self.data, joint):
             document.torn, document.left = len(region), at
             self._loose = True
             return
@@ -334,9 +323,10 @@ class Scanner:
         whole = length > 0
         # With two arrays under one key, readers would see only the second.
         again = whole and any(
-            found.group(1) == layout.ARRAY_KEY[kind] for found in ARRAY_OPEN.finditer(data, at, at + length)
+            found.group(1) == layout.ARRAY_KEY[kind]
+            for found in layout.ARRAY_OPEN.finditer(data, at, at + length)
         )
-        if again or RECORD_START[kind].match(data, matched_end(SEPARATOR, data, at + 1)):
+        if again or layout.RECORD_START[kind].match(data, layout.matched_end(layout.SEPARATOR, data, at + 1)):
             self._pos = at + 1
             self._drop("damaged", at, "a bracket that closes the array too early; taken out")
             return
@@ -344,7 +334,9 @@ class Scanner:
             self._note("trailing-comma", at, "taken out")
         end = at + length
         if not whole:
-            starts = (pattern.search(data, at + 1) for pattern in (OBJECT_START, RECORD_START[None]))
+            starts = (
+                pattern.search(data, at + 1) for pattern in (layout.OBJECT_START, layout.RECORD_START[None])
+            )
             end = min((start.start() for start in starts if start), default=len(data))
         document.footer, left = layout.mend_footer(data[at:end], kind)
         whole = whole or not left or end < len(data)

@@ -9,7 +9,7 @@ import numpy as np
 
 from chakra_et.diagnose.rates import KERNEL_KINDS, WORK, amount_per_second, without_numbers
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.node_attributes import EDGE_NAMES, texts
+from chakra_et.et.node_attributes import EDGE_NAMES, in_phase
 from chakra_et.report.run import ANNOTATION, NODE_KINDS, PHASES, ReportRun
 from chakra_et.simulate.breakdown import activity, union_ns
 from chakra_et.simulate.measured_steps import step_rows
@@ -79,12 +79,8 @@ def _phases(
     kind = np.array(KINDS)[node_kinds(trace)]
     on_device = np.isin(kind, ("kernel", "copy")) & (trace.column("is_cpu_op") == 0)
     works = (on_device if on_device.any() else kind == "operator") | (kind == "transfer")
-    names, index = texts(trace, "phase")
-    found = []
-    for phase in PHASES:
-        at = np.flatnonzero(works & (index == (names.index(phase) if phase in names else -2)))
-        found.append(union_ns(start[at], end[at], begins, ends).tolist())
-    return found
+    chosen = (works & in_phase(trace, phase.encode()) for phase in PHASES)
+    return [union_ns(start[each], end[each], begins, ends).tolist() for each in chosen]
 
 
 OPERATOR, KERNEL, COPY, TRANSFER = map(NODE_KINDS.index, ("operator", "kernel", "copy", "transfer"))
@@ -254,24 +250,20 @@ def call_tree(run: ReportRun) -> list[Call]:
     code[np.isin(code, steps)] = len(names)
     names.append("ProfilerStep")
     path_of, above, name_of = _paths(run, code, names)
-    kind, length = run.node_kinds, run.end_ns - run.start_ns
-    on_device = np.isin(kind, (*DEVICE, TRANSFER)) & ~run.graph.is_cpu
-    there, parts = (
-        path_of >= 0,
-        (run.graph.attribute("segment", 0) == 0, length * ~on_device, length * on_device),
-    )
+    length, there = run.end_ns - run.start_ns, path_of >= 0
+    on_device = np.isin(run.node_kinds, (*DEVICE, TRANSFER)) & ~run.graph.is_cpu
+    parts = run.graph.attribute("segment", 0) == 0, length * ~on_device, length * on_device
     sums = [np.bincount(path_of[there], each[there], len(above)) for each in parts]
     for at in range(len(above) - 1, -1, -1):  # what is inside stands behind
         if above[at] >= 0:
             for values in sums[1:]:
                 values[above[at]] += values[at]
     roots = np.array(above) < 0
-    limits = [LEAST * max(float(values[roots].sum()), 1.0) for values in sums[1:]]
-    kept = (sums[1] >= limits[0]) | (sums[2] >= limits[1])
-    order = sorted(np.flatnonzero(kept).tolist(), key=lambda at: -(sums[1][at] + sums[2][at]))
+    kept = np.logical_or(*(each >= LEAST * max(float(each[roots].sum()), 1.0) for each in sums[1:]))
     inside = defaultdict[int, list[int]](list)
-    for at in order:
-        inside[above[at]].insert(0, at)
+    for at in np.argsort(-(sums[1] + sums[2]), kind="stable")[::-1].tolist():
+        if kept[at]:
+            inside[above[at]].append(at)
     found: list[Call] = []
     pending = [(at, -1) for at in inside[-1]]
     while pending:
