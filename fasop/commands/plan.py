@@ -116,13 +116,11 @@ class Config:
 
     @property
     def goal(self) -> Goal:
-        degrees = {name: getattr(self, name) for name in ("tp", "dp", "pp", "mbs")}
-        if self.dp:
-            degrees["dp"] = self.dp * self.cp
+        degrees = self.tp, self.dp and self.dp * self.cp, self.pp, self.mbs
         # Rows of everything are asked for, or plans that do not fit: no plan may be skipped.
         everything = self.all or self.oom
         limit = 0.0 if everything else self.time_limit
-        return Goal(self.objective, self.top, self.max_step_time, everything, **degrees, time_limit=limit)
+        return Goal(self.objective, self.top, self.max_step_time, everything, *degrees, limit)
 
     def options(self, measured: bool) -> list[Options]:
         """The ways to run the job that are tried; measured: the model, on one of the GPUs."""

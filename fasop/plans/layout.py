@@ -105,8 +105,7 @@ def of_plan(plan: Plan) -> Layout:
     """The layout of a plan. Raises ``PlanError`` for one that a layout can't hold."""
     if plan.virtual_stages > 1:
         raise PlanError("the plan is interleaved, which evaluate can't take: see its step with simulate.")
-    shares = tuple((gpu.name, plan.mbs) for gpu in plan.cluster.gpus)
-    choices = list(plan.choices) or [StageChoice(plan.tp, plan.options.recompute, shares)] * plan.pp
+    choices = [plan.choice(stage) for stage in range(plan.pp)]
     of = plan.model, plan.cluster, plan.placement, plan.tp * plan.dp
     return _layout(*of, plan.partition, choices, plan.ep)
 

@@ -193,11 +193,11 @@ def test_only_rank_0_tells_of_a_bad_flag(
 
 def test_the_configuration_is_saved_as_json(tmp_path: Path) -> None:
     config = parse_words(GPT2TrainConfig, f"--max-steps 3 --trace-name Ä --save-dir {tmp_path}/new")
-    config.save("save_dir", "c.json")
+    config.save("--save-dir", Path(config.save_dir, "c.json"))
     assert json.loads((tmp_path / "new" / "c.json").read_text()) == dataclasses.asdict(config)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["c.json"]
     config.trace_output_dir = str(tmp_path / "new" / "c.json")
     with pytest.raises(
         OSError, match="--trace-output-dir .* can't be written: (Not a directory|File exists)"
     ):
-        config.save("trace_output_dir", "c.json")
+        config.save("--trace-output-dir", Path(config.trace_output_dir, "c.json"))

@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
-import math
 import os
 import shutil
 import time
@@ -20,9 +18,6 @@ import torch
 from transformers import PreTrainedModel
 
 from chakra_et.files import remove_abandoned, scratch_folder, sync_folder, write_json
-from utils.training.step import Stepper
-
-log = logging.getLogger(__name__)
 
 BEST = "best_model"
 STATE = "trainer_state.json"
@@ -148,60 +143,3 @@ def _is_full(error: BaseException | None) -> bool:
     numbers = (errno.ENOSPC, errno.EDQUOT)
     found = getattr(error, "errno", None) in numbers or any(os.strerror(n) in str(error) for n in numbers)
     return found or _is_full(error.__cause__ or error.__context__)
-
-
-class Saver:
-    """Saves on rank 0; does nothing on other ranks.
-
-    A save that fails is a warning and training goes on, but for those that end the run (``last``), which
-    raise CheckpointError.
-
-    ``order``: what the data order depends on, kept in the checkpoints; ``folder``: the checkpoint that the
-    run was resumed from, if any.
-    """
-
-    def __init__(self, stepper: Stepper, tokenizer: Any, order: dict[str, int], folder: Path | None):
-        self.stepper, self.tokenizer, self.order, self.folder = stepper, tokenizer, order, folder
-        self.config, self.active = stepper.config, stepper.world.is_main
-        self.save_dir = Path(self.config.save_dir)
-
-    def checkpoint(self, step: int, best_loss: float, last: bool) -> float:
-        """Save a checkpoint to resume from, and remove the oldest; returns the seconds it took."""
-        began = time.perf_counter()
-        folder = self.save_dir / f"step-{step}"
-        state = {
-            "step": step,
-            "best_loss": best_loss if math.isfinite(best_loss) else None,
-            "model_name": self.config.model_name,
-            "order": self.order,
-            "complete": False,
-        }
-        if self._save(folder, last, self.stepper.optimizer, state):
-            self.folder = folder
-        return time.perf_counter() - began
-
-    def best(self, last: bool) -> bool:
-        """Save the best model; returns whether that succeeded."""
-        return self._save(self.save_dir / BEST, last)
-
-    def complete(self, step: int, best_loss: float) -> None:
-        """Record in the checkpoint of ``step`` that everything due after that step is done."""
-        if self.active and self.folder is not None and self.folder.name == f"step-{step}":
-            changes = {"complete": True, "best_loss": best_loss if math.isfinite(best_loss) else None}
-            try:
-                write_json(self.folder / STATE, read_state(self.folder) | changes)
-            except OSError as error:
-                log.warning("%s; a resumed run will evaluate once more", error)
-
-    def _save(self, folder: Path, last: bool, *training_state: Any) -> bool:
-        if not self.active:
-            return True
-        try:
-            save_checkpoint(folder, self.stepper.model, self.tokenizer, *training_state)
-        except CheckpointError as error:
-            if last:
-                raise
-            log.warning("%s; training goes on", error)
-            return False
-        log.info("saved %s", folder)
-        return True

@@ -88,18 +88,12 @@ class TrainConfig(TraceConfig, DataConfig):
             flags = " + ".join(f"--trace-{name}-steps {count}" for name, count in each.items())
             raise ValueError(f"tracing needs {needed} steps ({flags}), but the run has {steps} ({origin})")
 
-    def save(self, flag: str, name: str) -> None:
-        """Write all options as JSON to the file ``name`` in the folder given by ``flag``, atomically.
-
-        Raises OSError if the folder can't be written.
+    def save(self, flag: str, path: Path) -> None:
+        """Write all options as JSON, atomically. Raises OSError if the folder, that of ``flag``, can't be
+        written.
         """
-        path = Path(getattr(self, flag), name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, dataclasses.asdict(self))
         except OSError as error:
-            raise OSError(f"{_dashed(flag)} {path.parent} can't be written: {error.strerror}") from error
-
-
-def _dashed(name: str) -> str:
-    return "--" + name.replace("_", "-")
+            raise OSError(f"{flag} {path.parent} can't be written: {error.strerror}") from error

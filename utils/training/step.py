@@ -158,21 +158,6 @@ def learning_rate_at(step: int, peak: float, warmup_steps: int, total_steps: int
     return peak * max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
 
 
-def rescale(parameters: Iterable[torch.nn.Parameter], factor: float, max_norm: float) -> Tensor | None:
-    """Multiply all gradients by ``factor``, or by less if their norm would exceed ``max_norm``.
-
-    Returns their norm before clipping; None without clipping (``max_norm`` 0). One pass over the gradients
-    less than rescaling them and then calling ``clip_grad_norm_``, whose formula it is.
-    """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not max_norm:
-        torch._foreach_mul_(gradients, factor)
-        return None
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) * factor
-    torch._foreach_mul_(gradients, factor * (max_norm / (norm + 1e-6)).clamp(max=1.0))
-    return norm
-
-
 class Stepper:
     """Runs optimizer steps on one rank, with DDP if there are several."""
 
@@ -221,8 +206,10 @@ class Stepper:
             raise ValueError(f"the loss is {mean} at step {step + 1}: lower --learning-rate")
         watch.mark(step, "optimizer step")
         # DDP has averaged gradients of sums over ranks; rescale them to the mean over all tokens.
-        factor = self.world.size / max(1.0, predicted)
-        norm = rescale(self.model.parameters(), factor, config.max_grad_norm)
+        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+        torch._foreach_mul_(gradients, self.world.size / max(1.0, predicted))
+        most = config.max_grad_norm
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), most) if most else None
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         figures = {"loss": mean, "learning_rate": rate, **({} if norm is None else {"grad_norm": norm})}

@@ -23,11 +23,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from chakra_et.capture.tracer import ChakraTracer
+from chakra_et.files import write_json
 from utils.data.tokenizers import MAX_LENGTH, load_tokenizer
 from utils.data_utils import build_datasets, stack
 from utils.distributed import World, run
 from utils.training import checkpoint
-from utils.training.checkpoint import Saver
+from utils.training.checkpoint import CheckpointError
 from utils.training.config import TrainConfig
 from utils.training.metrics import Metrics
 from utils.training.step import Batch, BatchPlan, ModelFamily, Stepper, build_optimizer
@@ -65,7 +66,7 @@ class Trainer:
         if config.trace_name is None:
             config.trace_name = f"{config.family}_{world.size}gpu_trace"
         if world.is_main:
-            config.save("save_dir", "train_config.json")
+            config.save("--save-dir", self.save_dir / "train_config.json")
             for leftover in checkpoint.clean_up(self.save_dir):
                 log.warning("removed %s, left by an interrupted save", leftover)
         watch.barrier("folder prepared")
@@ -83,24 +84,24 @@ class Trainer:
         samples, accumulation = len(self.training_set), config.gradient_accumulation_steps
         self.plan = BatchPlan(samples, config.batch_size, world.size, accumulation, config.seed)
         # Everything that the order of samples depends on.
-        order = {"samples": samples, "global_batch": self.plan.global_batch, "seed": config.seed}
+        self.order = {"samples": samples, "global_batch": self.plan.global_batch, "seed": config.seed}
         self.total_steps = config.max_steps or config.num_epochs * self.plan.steps_per_epoch
         self.optimizer = build_optimizer(self.model, config.learning_rate, config.weight_decay)
         self.stepper = Stepper(config, family, world, watch, self.model, self.optimizer, self.total_steps)
         # Everything that was due after ``step`` is done: evaluation, and at the end the best model.
         self.step, self.best_loss, self.complete = 0, math.inf, True
+        self.folder = resumed or Path()  # the last checkpoint
         if resumed:
-            self._resume(resumed, state, order)
-        self.saver = Saver(self.stepper, self.tokenizer, order, resumed)
+            self._resume(resumed, state)
 
-    def _resume(self, folder: Path, state: dict[str, Any], order: dict[str, int]) -> None:
+    def _resume(self, folder: Path, state: dict[str, Any]) -> None:
         checkpoint.load_optimizer(folder, self.optimizer, self.world.device)
         self.step, self.complete = state["step"], state.get("complete", False)
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         if not self.world.agree(self.step):
             here = f"({folder}, step {self.step} here): --save-dir must be a folder that all nodes share"
             raise ValueError(f"the ranks don't see the same checkpoint {here}")
-        if state["order"] != order and self.world.is_main:
+        if state["order"] != self.order and self.world.is_main:
             log.warning("seed, data or global batch differ from the interrupted run: so does the data order")
         log.info("resumed from %s, after step %d", folder, self.step)
 
@@ -144,7 +145,8 @@ class Trainer:
                 log.warning("no trace of this resumed run: %s", error)
             return contextlib.nullcontext()
         if self.world.is_main:
-            config.save("trace_output_dir", f"{config.trace_name}_config.json")
+            path = Path(config.trace_output_dir, f"{config.trace_name}_config.json")
+            config.save("--trace-output-dir", path)
         info = {
             "model": config.model_name,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -214,23 +216,27 @@ class Trainer:
         """Save the checkpoint that is due after a step."""
         every, last = self.config.save_steps, self.step == self.total_steps
         if every and (self.step % every == 0 or last or stop):
-            self.watch.mark(self.step - 1, "saving")
-            seconds = self.saver.checkpoint(self.step, self.best_loss, last or stop)
-            metrics.write(self.step, {"checkpoint_seconds": seconds})
+            began = time.perf_counter()
+            self._checkpoint(last or stop)
+            metrics.write(self.step, {"checkpoint_seconds": time.perf_counter() - began})
 
     def _after_step(self, metrics: Metrics) -> bool:
         """The evaluation that is due after a step, and the best model; returns whether to stop."""
         config, last = self.config, self.step >= self.total_steps
         if not config.skip_eval and (last or (config.eval_steps and self.step % config.eval_steps == 0)):
             if not self._evaluate(metrics, last):
-                folder = self.saver.folder
-                if config.save_steps and (folder is None or folder.name != f"step-{self.step}"):
-                    self.saver.checkpoint(self.step, self.best_loss, last=True)
+                if config.save_steps and self.folder.name != self._step_folder.name:
+                    self._checkpoint(last=True)
                 return True
         elif last:
-            self._save_best(last)
+            self._write(self.save_dir / checkpoint.BEST, last)
         self.complete = True
-        self.saver.complete(self.step, self.best_loss)
+        if self.world.is_main and self.folder.name == self._step_folder.name:
+            try:
+                state = checkpoint.read_state(self.folder) | self._state()
+                write_json(self.folder / checkpoint.STATE, state)
+            except OSError as error:
+                log.warning("%s; a resumed run will evaluate once more", error)
         return False
 
     def _evaluate(self, metrics: Metrics, last: bool) -> bool:
@@ -243,13 +249,39 @@ class Trainer:
         perplexity = math.exp(min(loss, 700.0))
         seconds = time.perf_counter() - began
         metrics.write(self.step, {"eval_loss": loss, "eval_perplexity": perplexity, "eval_seconds": seconds})
-        if loss < self.best_loss and self._save_best(last):
+        if loss < self.best_loss and self._write(self.save_dir / checkpoint.BEST, last):
             self.best_loss = loss
         return True
 
-    def _save_best(self, last: bool) -> bool:
+    @property
+    def _step_folder(self) -> Path:
+        return self.save_dir / f"step-{self.step}"
+
+    def _checkpoint(self, last: bool) -> None:
+        if self._write(self._step_folder, last, self.optimizer, self._state()):
+            self.folder = self._step_folder
+
+    def _state(self) -> dict[str, Any]:
+        best = self.best_loss if math.isfinite(self.best_loss) else None
+        known = {"step": self.step, "best_loss": best, "model_name": self.config.model_name}
+        return {**known, "order": self.order, "complete": self.complete}
+
+    def _write(self, folder: Path, last: bool, *training_state: Any) -> bool:
+        """Save on rank 0. Where that fails, training goes on with a warning, unless it is the ``last`` save,
+        which raises CheckpointError.
+        """
         self.watch.mark(self.step - 1, "saving")
-        return self.saver.best(last)
+        if not self.world.is_main:
+            return True
+        try:
+            checkpoint.save_checkpoint(folder, self.model, self.tokenizer, *training_state)
+        except CheckpointError as error:
+            if last:
+                raise
+            log.warning("%s; training goes on", error)
+            return False
+        log.info("saved %s", folder)
+        return True
 
     def _summary(self, metrics: Metrics) -> str:
         config, world = self.config, self.world
