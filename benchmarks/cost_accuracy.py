@@ -292,7 +292,7 @@ TARGETS: dict[str, dict[str, str]] = {
     "float": {"framework": "15", "rows": "", "relative": "15", "none": "15", "shapes": ""},
     "attention": {"framework": "15", "rows": "5", "relative": "12", "none": "20", "shapes": ""},
 }
-GDDR_TARGET = {"L40S 16 bit": "18 / 14", "RTXPRO6000 attention": "25"}
+GDDR_TARGET = {"L40S 16 bit": "18 / 14", "RTXPRO6000-SERVER attention": "25"}
 
 
 def given_rows(kind: str, tables: Mapping[str, Table]) -> Iterator[Row]:

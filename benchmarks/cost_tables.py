@@ -41,9 +41,11 @@ class Table:
 
 
 def by_name(text: str) -> Gpu | None:
-    """The GPU that a table means."""
+    """The GPU that a table means. aiconfigurator's RTX PRO 6000 is the Server Edition."""
     spaced = re.sub(r"[_\s]+", " ", text)
     name = gpus.by_driver(spaced) or gpus.by_driver(re.sub(r"[ -](?=\d)", "", spaced).upper())
+    if name == "RTXPRO6000" and "work" not in spaced.lower():
+        name = "RTXPRO6000-SERVER"
     return gpus.gpu(name) if name else None
 
 

@@ -32,14 +32,15 @@ def write_tables(folder: Path, names: dict[str, str], framework: str, unit: floa
 
 def test_tables_of_other_gpus_are_judged_by_what_they_are_like(tmp_path: Path) -> None:
     write_tables(tmp_path / "given", {"H100": "H100", "B200": "B200", "L40S": "L40S"}, "sglang")
-    others = {"H200": "H200", "GB200": "GB200", "B300": "B300", "RTX PRO 6000": "RTXPRO6000", "H100": "H100"}
+    others = {name: name for name in ("H200", "GB200", "B300", "H100")}
+    others["RTX PRO 6000"] = "RTXPRO6000-SERVER"
     write_tables(tmp_path / "other", others, "vllm")
     tables = (read_products(tmp_path / part, "bfloat16") for part in ("given", "other"))
     rows = list(other_rows("16 bit", *tables))
     found = {(row.judged, row.gpu) for row in rows}
     for name in ("H200", "GB200", "B300"):
         assert ("products bf16, GPU left out, relative in the fit", f"{name} vllm") in found
-    assert ("products bf16, GPU left out, no relative", "RTXPRO6000 vllm") in found
+    assert ("products bf16, GPU left out, no relative", "RTXPRO6000-SERVER vllm") in found
     assert ("products bf16, fitted GPU, other framework", "H100 vllm") in found
     assert {row.gpu for row in rows if row.judged == "ratio of two GPUs, relative in the fit"} == {
         "H100 → H200",
@@ -53,7 +54,16 @@ def test_tables_of_other_gpus_are_judged_by_what_they_are_like(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("written", "name"),
-    [("rtx_pro_6000_server", "RTXPRO6000"), ("h200_sxm", "H200"), ("gb200", "GB200"), ("B300", "B300")],
+    [
+        ("rtx_pro_6000_server", "RTXPRO6000-SERVER"),
+        ("RTX PRO 6000", "RTXPRO6000-SERVER"),
+        ("RTXPRO6000", "RTXPRO6000-SERVER"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTXPRO6000"),
+        ("h200_sxm", "H200"),
+        ("gb200", "GB200"),
+        ("B300", "B300"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+    ],
 )
 def test_names_of_tables(written: str, name: str) -> None:
     found = by_name(written)
