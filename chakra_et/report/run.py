@@ -106,18 +106,9 @@ class ReportRun:
 
     @cached_property
     def names(self) -> tuple[np.ndarray, list[str]]:
-        """The name of each node as an index, int64[N], into the names of the run, the most frequent first."""
-        known: dict[bytes, int] = {}
-        of_trace = []
-        for trace in self.traces:
-            codes = np.array([known.setdefault(text, len(known)) for text in trace.names.table] or [0])
-            of_trace.append(codes[trace.names.index])
-        name = self.graph.gather(of_trace)
-        used = np.bincount(name, minlength=len(known))
-        by_use = np.argsort(-used, kind="stable")[: int((used > 0).sum())]
-        texts, rank = list(known), np.zeros(len(known), dtype=np.int64)
-        rank[by_use] = np.arange(len(by_use))
-        return rank[name], [texts[at].decode("utf-8", "replace")[:LONGEST_NAME] for at in by_use.tolist()]
+        """The name of each node as an index, int64[N], into the names of the run."""
+        name, names = self.graph.names
+        return name, [text[:LONGEST_NAME] for text in names]
 
     @cached_property
     def node_kinds(self) -> np.ndarray:

@@ -83,6 +83,16 @@ class ReplayGraph:
         """Integer attribute ``name`` of all nodes, int64[N]."""
         return self.gather([trace.column(name, default) for trace in self.traces])
 
+    @cached_property
+    def names(self) -> tuple[np.ndarray, list[str]]:
+        """The name of each node as an index, int64[N], into the names of all nodes."""
+        known: dict[bytes, int] = {}
+        codes = []
+        for trace in self.traces:
+            code = np.array([known.setdefault(text, len(known)) for text in trace.names.table], np.int64)
+            codes.append(code[trace.names.index])
+        return self.gather(codes), [text.decode("utf-8", "replace") for text in known]
+
     def gather(self, columns: list[np.ndarray]) -> np.ndarray:
         """One column per trace, in row order, as one array in node order."""
         return _gathered(self.in_rows, columns)

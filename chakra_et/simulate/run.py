@@ -187,11 +187,7 @@ def make_run(
     schedule = make_schedule(graph, matching)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
     start, end = schedule.run(graph.own_ns, lasting, release)
-    names: dict[bytes, int] = {}
-    name_of = []
-    for trace in traces:
-        code = np.array([names.setdefault(text, len(names)) for text in trace.names.table], np.int64)
-        name_of.append(code[trace.names.index])
+    name_of, names = graph.names
     predicted = any(trace.metadata.get("predicted") for trace in traces)
     return Run(
         name=name,
@@ -208,8 +204,8 @@ def make_run(
         operation=matching.operation,
         members=matching.members,
         kind=graph.gather([node_kinds(trace) for trace in traces]),
-        names=[text.decode("utf-8", "replace") for text in names],
-        name_of=graph.gather(name_of),
+        names=names,
+        name_of=name_of,
         notes=[_PREDICTED] * predicted
         + [_TIMELESS] * (not graph.duration_ns.any())
         + [*matching.notes, *times.notes, *about_steps(traces)],
