@@ -27,7 +27,7 @@ from chakra_et.predict.predict import Prediction, predicted_traces, write_traces
 from chakra_et.predict.predict import predict as _predict
 from chakra_et.report.run import ReportRun, assemble
 from chakra_et.report.run import load as _load
-from chakra_et.simulate.run import Run, devices_of, make_run
+from chakra_et.simulate.run import Run
 from chakra_et.text import plural
 
 if TYPE_CHECKING:
@@ -100,14 +100,14 @@ class Job:
     def save(self, prefix: str | os.PathLike[str]) -> list[Path]:
         """Write ``PREFIX.RANK.et`` and the comm-group file; raises ``TraceError`` where they are there."""
         shown = self.shown
-        return write_traces(shown.traces, shown.ranks, shown.groups, prefix)
+        return write_traces(shown.traces, shown.ranks, shown.job.comm_groups, prefix)
 
     @cached_property
     def run(self) -> Run:
         """The recorded run as replays and predictions take it."""
-        measured = self.measured
-        run = measured.job or make_run(self.name, measured.traces, measured.ranks, measured.groups)
-        return replace(run, devices=devices_of(measured.manifest))
+        if self.measured.apart:
+            raise TraceError(f"{self.name}: {self.measured.apart}")
+        return self.measured.job
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -120,9 +120,8 @@ class Job:
         if not self.changes:
             return self.measured
         changed, notes = self.prediction.changed, self.prediction.notes
-        groups = {name: list(ranks) for name, ranks in changed.comm_groups.items()}
-        traces = predicted_traces(self.prediction)
-        return assemble(self.name, traces, changed.graph.ranks, groups, self.measured.manifest, {}, notes)
+        traces, ranks = predicted_traces(self.prediction), changed.graph.ranks
+        return assemble(self.name, traces, ranks, changed.comm_groups, self.measured.manifest, {}, notes)
 
     @cached_property
     def nodes(self) -> Table:
@@ -162,8 +161,7 @@ class Job:
 
     @cached_property
     def critical_path(self) -> Table:
-        """The chain of nodes that decides how long the run takes, in time order; empty where the ranks can't
-        be replayed together."""
+        """The chain of nodes that decides how long the run takes, in time order."""
         return tables.critical_path(self.shown)
 
 

@@ -92,7 +92,7 @@ def _write(path: Path, write: Callable[[IO[bytes]], int | None]) -> int | None:
 def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
     """(rank, step, name, ns): the parts of every step; a trace without steps is step 0."""
     for step in find_steps(run):
-        found: dict[str, float | None] = {
+        found: dict[str, float] = {
             f"step/{run.base}": step.lasts_ns,
             "step/replayed": step.replayed_ns,
             "time/hidden_communication": step.hidden_ns,
@@ -102,8 +102,7 @@ def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
         )
         found |= dict(zip((f"phase/{name}" for name in PHASES), step.phases_ns, strict=True))
         for name, ns in found.items():
-            if ns is not None:
-                yield step.rank, int(step.name) if step.name.isdigit() else 0, name, ns
+            yield step.rank, int(step.name) if step.name.isdigit() else 0, name, ns
 
 
 def to_tensorboard(run: ReportRun, folder: Path, recorded: Mapping[int, Path]) -> None:

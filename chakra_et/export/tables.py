@@ -104,7 +104,7 @@ def nodes(run: ReportRun) -> Table:
     phase, _ = run.codes("phase", PHASES)
     module, modules = run.codes("module")
     communicates = graph.types >= NodeType.COMM_SEND
-    on_path = np.isin(node, () if run.path is None else run.path.node)
+    on_path = np.isin(node, run.path.node)
     found: dict[str, list[Any]] = {
         "rank": [each.rank for each in row],
         "id": run.ids[node].tolist(),
@@ -181,8 +181,7 @@ def steps(run: ReportRun) -> Table:
 
 def critical_path(run: ReportRun) -> Table:
     """The nodes of the path in time order, and the time that each accounts for, ns of the joint replay."""
-    path = run.path
-    node = np.zeros(0, np.int64) if path is None else path.node
+    node = run.path.node
     code, names = run.names
     return Table(
         {
@@ -190,8 +189,8 @@ def critical_path(run: ReportRun) -> Table:
             "id": run.ids[node].tolist(),
             "name": _texts(names, code[node]),
             "kind": _texts(NODE_KINDS, run.node_kinds[node]),
-            "from_ns": [] if path is None else path.from_ns.tolist(),
-            "to_ns": [] if path is None else path.to_ns.tolist(),
+            "from_ns": run.path.from_ns.tolist(),
+            "to_ns": run.path.to_ns.tolist(),
         }
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,14 +110,14 @@ def collectives(run: ReportRun) -> list[Collective]:
     return sorted(found, key=lambda each: (-each.transfer_ns * each.count, each.type, each.bytes, each.group))
 
 
-def group_members(run: ReportRun) -> list[list[int]]:
+def group_members(run: ReportRun) -> list[Sequence[int]]:
     """The ranks of each group: from the groups file, or else those that use it here; of group 0 all."""
     graph, found = run.graph, []
     communicates = graph.types >= NodeType.COMM_SEND
     for group, name in enumerate(graph.groups):
         users = np.unique(graph.trace_of[communicates & (graph.group == group)]).tolist()
         every = range(graph.world_size) if name == "0" else ()
-        found.append(run.groups.get(name) or sorted({*every, *(run.ranks[at] for at in users)}))
+        found.append(run.job.comm_groups.get(name) or sorted({*every, *(run.ranks[at] for at in users)}))
     return found
 
 

@@ -73,12 +73,11 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     distance = np.where(run.parent >= 0, place[: len(graph)] - place[run.parent], 0)
     columns.add("parent", in_rows(distance & 0xFFFFFFFF))
     flags = np.where(graph.attribute("segment", 0) > 0, FURTHER, 0)
-    if run.path is not None:
-        flags[run.path.node] |= ON_PATH
-        columns.add("path", place[run.path.node])
-        ends = run.end_ns[run.path.node]
-        columns.add("path_from", units(np.maximum(ends - run.path.lasts_ns, 0)), delta=True)
-        columns.add("path_to", units(ends), delta=True)
+    flags[run.path.node] |= ON_PATH
+    columns.add("path", place[run.path.node])
+    ends = run.end_ns[run.path.node]
+    columns.add("path_from", units(np.maximum(ends - run.path.lasts_ns, 0)), delta=True)
+    columns.add("path_to", units(ends), delta=True)
     columns.add("flags", in_rows(flags, SLICE))
 
     source, target, kind = place[graph.source], place[graph.target], run.edge_kinds
@@ -101,7 +100,7 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     columns.add("comm_group", graph.group[node])
     columns.add("comm_wait", units(run.wait_ns[node]))
     matched = run.arrivals[0] >= 0
-    columns.add("comm_operation", np.where(matched, run.matching.operation + 1, 0)[node])
+    columns.add("comm_operation", np.where(matched, run.job.matching.operation + 1, 0)[node])
 
     memory, end = [], 0
     found = [*curves(run), *queues(run)]

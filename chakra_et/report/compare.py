@@ -23,7 +23,6 @@ import numpy as np
 
 from chakra_et import cli
 from chakra_et.convert.inputs import find_run
-from chakra_et.diagnose.verdict import diagnose
 from chakra_et.report.content import facts, lacks, step_ns, with_names
 from chakra_et.report.page import MADE_BY, PackedColumns, write_page
 from chakra_et.report.run import PHASES, ReportRun, load
@@ -95,26 +94,24 @@ def side(run: ReportRun) -> Side:
     """What is compared of a run.
 
     ``step_ns``: see ``content.step_ns``; the other times are means per step and rank. ``steps`` is 0 where
-    the whole trace is one stretch; ``peak_bytes``: of ``largest_peak``; ``diagnosis`` is None where the ranks
-    can't be replayed together. ``TABLES`` aren't part of the page.
+    the whole trace is one stretch; ``peak_bytes``: of ``largest_peak``; ``TABLES`` aren't part of the page.
     """
     steps = find_steps(run)
     names = {step.name for step in steps}
-    diagnosis = None if run.job is None else diagnose(run.job)
     peak = largest_peak(usage(run))
     return {
         "name": run.name,
         "ranks": len(run.ranks),
         "steps": 0 if names == {WHOLE} else len(names),
         "base": run.base,
-        "step_ns": step_ns(steps, diagnosis),
+        "step_ns": step_ns(run, steps),
         "parts_ns": np.mean([step.parts_ns for step in steps], axis=0).tolist(),
         "hidden_ns": float(np.mean([step.hidden_ns for step in steps])),
         "phases_ns": np.mean([step.phases_ns for step in steps], axis=0).tolist(),
         "peak_bytes": peak["peak_bytes"] if peak else None,
         "facts": facts(run),
         "lacks": lacks(run, steps),
-        "diagnosis": diagnosis,
+        "diagnosis": run.diagnosis,
         "entries": {
             (each.kind, each.name): (each.self_ns, each.device_ns, each.count) for each in by_name(run)
         },

@@ -2,7 +2,7 @@
 
 name, base, made_by, facts      what ran: the manifest's entries, [label, text]
 headline, lacks                 sentences
-diagnosis                       see ``diagnose.verdict.Diagnosis``, None where the ranks can't be replayed
+diagnosis                       see ``ReportRun.diagnosis``
 ranks                           one dict for each rank: see ``rank_rows``
 activities, phases              names of the parts of a step
 steps                           see ``steps.ReportStep``, as lists in the order of its fields
@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
 from chakra_et.report.collectives import collectives, split_imbalance, traffic
@@ -40,7 +39,6 @@ from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, call_tree, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
-from chakra_et.simulate.run import devices_of
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds, shares
 from chakra_et.text import duration, plural, size
 
@@ -57,7 +55,6 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
     stacks, owners = read_stacks(run, traces, steps)
     timeline = add_nodes(run, columns, stacks)
     many = len(run.ranks) > MOST_RANKS
-    diagnosis = None if run.job is None else diagnose(run.job)
     missing = lacks(run, steps)
     if many:
         missing.append(f"tables of rank by rank: left out for more than {MOST_RANKS} ranks")
@@ -69,8 +66,8 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
         "base": run.base,
         "made_by": MADE_BY,
         "facts": facts(run),
-        "headline": headline(run, steps, diagnosis),
-        "diagnosis": diagnosis and diagnosis.as_json(),
+        "headline": headline(run, steps),
+        "diagnosis": run.diagnosis and run.diagnosis.as_json(),
         "lacks": missing,
         "ranks": rank_rows(run),
         "activities": ACTIVITIES,
@@ -107,8 +104,6 @@ def with_names(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def path_by_kind(run: ReportRun) -> dict[str, int]:
     """ns of the critical path by kind of node, overheads last."""
-    if run.path is None:
-        return {}
     kind = run.graph.gather([node_kinds(trace) for trace in run.traces])[run.path.node]
     time = np.bincount(kind, run.path.lasts_ns, len(KINDS)).tolist()
     return {name.replace("-", " "): int(ns) for name, ns in zip(KINDS, time, strict=True) if name != "wait"}
@@ -133,13 +128,12 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
     conversion.
     """
     reports = _mapping(run.conversion.get("ranks"))
-    devices = devices_of(run.manifest)
     rows = []
     for number, (rank, trace) in enumerate(zip(run.ranks, run.traces, strict=True)):
         report = _mapping(reports.get(str(rank)))
-        replay = run.replays[number].total if run.replays else None
-        measured = replay.measured_ns if replay and run.base == "measured" else None
-        error = replay.error_percent if replay and measured is not None else None
+        replay = run.replays[number].total
+        measured = replay.measured_ns if run.base == "measured" else None
+        error = None if measured is None else replay.error_percent
         rate = None if _without_host_trace(report) else report.get("link_rate")
         linked = float(rate) if isinstance(rate, int | float) else None
         parts = shares(trace) if run.base == "measured" else None
@@ -160,14 +154,14 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
         rows.append(
             {
                 "rank": rank,
-                "device": devices.get(rank, ""),
+                "device": run.job.devices.get(rank, ""),
                 "nodes": len(trace),
                 "linked": linked,
                 "left_out": sum(map(_count, _entries(report, "losses"))) if report else None,
                 "replay_error": error,
                 "overhead": overhead,
                 "measured_ns": measured,
-                "replayed_ns": replay and replay.simulated_ns,
+                "replayed_ns": replay.simulated_ns,
                 "reasons": reasons,
                 "findings": findings,
             }
@@ -175,19 +169,19 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
     return rows
 
 
-def step_ns(steps: list[ReportStep], diagnosis: Diagnosis | None) -> float:
+def step_ns(run: ReportRun, steps: list[ReportStep]) -> float:
     """The step of the run as its diagnosis has it: the mean step of the slowest rank. As shown on the page
     where the ranks can't be replayed together."""
-    if diagnosis:
-        return diagnosis.step_ms * 1e6
+    if run.diagnosis:
+        return run.diagnosis.step_ms * 1e6
     ranks = np.array([step.rank for step in steps])
     lasts = np.array([step.lasts_ns for step in steps])
     return max(float(lasts[ranks == rank].mean()) for rank in set(ranks.tolist()))
 
 
-def headline(run: ReportRun, steps: list[ReportStep], diagnosis: Diagnosis | None) -> list[str]:
+def headline(run: ReportRun, steps: list[ReportStep]) -> list[str]:
     """The run in a few sentences: its size, the diagnosis, and memory."""
-    names, lasts = {step.name for step in steps}, step_ns(steps, diagnosis)
+    names, lasts = {step.name for step in steps}, step_ns(run, steps)
     whole, longest = names == {WHOLE}, max(step.lasts_ns for step in steps)
     most = f", at most {duration(longest)}" if longest > LONGER * lasts else ""
     found = [
@@ -195,7 +189,7 @@ def headline(run: ReportRun, steps: list[ReportStep], diagnosis: Diagnosis | Non
         f"{duration(lasts)} {'for the whole trace' if whole else 'per step'}"
         f"{'' if run.base == 'measured' else f' as {run.base}'}{most}."
     ]
-    found += diagnosis.lines() if diagnosis else []
+    found += run.diagnosis.lines() if run.diagnosis else []
     if peak := largest_peak(usage(run)):
         reserved = f", {size(peak['reserved_bytes'])} reserved" if peak["reserved_bytes"] else ""
         place = f"on rank {peak['rank']}, {peak['device']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import numpy as np
 
 from chakra_et.convert.inputs import files_of, with_et_files
 from chakra_et.diagnose.rates import KernelClass, Rates, find_rates, kernel_classes
+from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import kinds_of_edges, parents, texts
@@ -20,13 +21,12 @@ from chakra_et.et.sets import RankSet
 from chakra_et.files import read_json
 from chakra_et.redact import redacted
 from chakra_et.simulate.critical_path import CriticalPath, critical_path
-from chakra_et.simulate.joint import ReplayGraph, build_graph
-from chakra_et.simulate.matching import Matching
+from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report
-from chakra_et.simulate.run import Run, make_run, together
+from chakra_et.simulate.run import Run, devices_of, make_run, together
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
-from chakra_et.simulate.timing import Timing, align, waits
+from chakra_et.simulate.timing import align, waits
 from chakra_et.traces.sets import TraceSet
 
 PHASES = ("forward", "backward", "optimizer")
@@ -44,28 +44,32 @@ class ReportRun:
     ``start_ns``, ``end_ns`` int64[N]: the times that are shown, the earliest node at 0; ``base`` says whether
     they were measured, replayed (a file without start times), planned or predicted. ``wait_ns`` int64[N]: the
     part of a communication, at its start, in which it waited for other ranks. ``job``: the run as predictions
-    take it; ``path``: its critical path where all ranks begin together; None where they can't be replayed
-    together. ``arrivals``: ``matching.last_members`` and starts
+    take it; ``path``: its critical path where all ranks begin together. ``apart``: why the ranks can't be
+    replayed together, so that ``job`` has each by itself. ``arrivals``: ``matching.last_members`` and starts
     (int64[N], ns) where all begin together, so that nobody's late recording makes others wait.
-    ``groups``: process group → ranks.
     ``manifest`` and ``conversion``: the files of these names, {} where there are none. ``lacks``: one
     sentence per thing that is missing.
     """
 
-    name: str
-    graph: ReplayGraph
-    matching: Matching
+    job: Run
     start_ns: np.ndarray
     end_ns: np.ndarray
     wait_ns: np.ndarray
     base: Base
-    path: CriticalPath | None
+    path: CriticalPath
     arrivals: tuple[np.ndarray, np.ndarray]
-    job: Run | None
-    groups: Mapping[str, list[int]]
     manifest: Mapping[str, Any]
     conversion: Mapping[str, Any]
-    lacks: list[str] = field(default_factory=list)
+    lacks: list[str]
+    apart: str
+
+    @property
+    def name(self) -> str:
+        return self.job.name
+
+    @property
+    def graph(self) -> ReplayGraph:
+        return self.job.graph
 
     @property
     def traces(self) -> list[ExecutionTrace]:
@@ -77,19 +81,23 @@ class ReportRun:
 
     @cached_property
     def replays(self) -> list[RankReplay]:
-        """How the replay compares with what was recorded, one for each trace; [] where there is no replay."""
-        return [] if self.job is None else report(self.job, self.job.start_ns, self.job.end_ns)
+        """How the replay compares with what was recorded, one for each trace."""
+        return report(self.job, self.job.start_ns, self.job.end_ns)
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis | None:
+        """What bounds the run; None where the ranks can't be replayed together."""
+        return None if self.apart else diagnose(self.job)
 
     @cached_property
     def rates(self) -> Rates:
-        """How fast kernels are, against the GPU's peak and what is usual; unknown without ``job``."""
-        none = np.zeros(len(self.graph))
-        return find_rates(self.job) if self.job else Rates("", none.astype(int) - 1, none, none)
+        """How fast kernels are, against the GPU's peak and what is usual."""
+        return find_rates(self.job)
 
     @property
     def kernel_classes(self) -> list[KernelClass]:
         """Device work by class."""
-        return kernel_classes(self.job, self.rates) if self.job and self.base != "planned" else []
+        return [] if self.base == "planned" else kernel_classes(self.job, self.rates)
 
     @cached_property
     def ids(self) -> np.ndarray:
@@ -171,65 +179,55 @@ def assemble(
     name: str,
     traces: list[ExecutionTrace],
     ranks: list[int],
-    groups: Mapping[str, list[int]],
+    groups: Mapping[str, Sequence[int]],
     manifest: Mapping[str, Any],
     conversion: Mapping[str, Any],
     lacks: Iterable[str] = (),
 ) -> ReportRun:
     """Join, replay and lay out the traces of one run. Raises ``TraceError`` for what can't be joined."""
-    notes = [*lacks, *about_steps(traces)]
-    job = path = arrivals = None
+    notes, apart = [*lacks, *about_steps(traces)], ""
     try:
         job = make_run(name, traces, ranks, groups)
     except TraceError as error:
         try:
-            graph = build_graph(traces, ranks)
+            job = make_run(name, traces, ranks, groups, apart=True)
         except TraceError as broken:
             raise TraceError(f"{name}: {broken}") from None
-        notes.append(f"the ranks can't be replayed together: {error}")
-        nothing = np.full(len(graph), -1)
-        matching, times = (
-            Matching(nothing, nothing, graph.position),
-            Timing([0] * len(traces), graph.duration_ns),
-        )
-    else:
-        graph, matching, times = job.graph, job.matching, job.timing
-        notes += matching.notes + times.notes
-        aligned = together(job)
-        arrivals = matching.last_members(aligned.start_ns), aligned.start_ns
-        path = critical_path(graph, *arrivals, aligned.end_ns)
+        apart = f"the ranks can't be replayed together: {error}"
+        notes.append(apart)
+    job = replace(job, devices=devices_of(manifest))
+    graph, matching, aligned = job.graph, job.matching, together(job)
+    notes += matching.notes + job.timing.notes
+    arrivals = matching.last_members(aligned.start_ns), aligned.start_ns
+    path = critical_path(graph, *arrivals, aligned.end_ns)
     base: Base = "measured"
     if graph.local_start_ns is not None:
-        start, wait = _measured(graph, graph.local_start_ns, matching, times, notes)
+        start, wait = _measured(job, graph.local_start_ns, notes)
         end = start + graph.duration_ns
         if any(trace.metadata.get("schema") == "fasop" for trace in traces):
             base = "planned"
         elif any(trace.metadata.get("predicted") for trace in traces):  # by `chakra-et predict --output`
             base = "predicted"
-    elif job is not None:
+    else:
         base, start, end = "replayed", job.start_ns, job.end_ns
         wait = waits(matching, start, end - start)
-    else:
-        raise TraceError(f"{name}: no start times in the files, and {notes[-1]}")
-    zero = int(start.min())
+    zero, wait = int(start.min()), np.clip(wait, 0, end - start)
     return ReportRun(
-        name, graph, matching, start - zero, end - zero, np.clip(wait, 0, end - start), base, path,
-        arrivals or (matching.last_members(start), start), job, groups, manifest, conversion, notes,
-    )  # fmt: skip
+        job, start - zero, end - zero, wait, base, path, arrivals, manifest, conversion, notes, apart
+    )
 
 
-def _measured(
-    graph: ReplayGraph, start: np.ndarray, matching: Matching, times: Timing, notes: list[str]
-) -> tuple[np.ndarray, np.ndarray]:
+def _measured(job: Run, start: np.ndarray, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Recorded starts on one clock, and what of each communication's time was waiting; ns."""
+    graph = job.graph
     clocks = graph.clock_ns
-    if clocks is None and matching.channels:
-        aligned = align(graph, matching, start)
+    if clocks is None and job.matching.channels:
+        aligned = align(graph, job.matching, start)
         clocks = None if aligned is None else aligned.offset_ns
     if clocks is None:
         clocks = -np.minimum.reduceat(start, graph.first[:-1])
         notes.append("the ranks' clocks can't be compared, so each rank is shown from its own first node on")
     wait = graph.attribute("wait_micros", 0) * 1000
     if not wait.any():
-        wait = graph.duration_ns - times.transfer_ns
+        wait = graph.duration_ns - job.timing.transfer_ns
     return start + clocks[graph.trace_of], wait

@@ -26,7 +26,7 @@ class ReportStep:
     next one, the last to the end of the rank's trace. ``parts_ns``: by ``simulate.breakdown.ACTIVITIES``;
     they add up to the step's time. ``phases_ns``: by ``PHASES``, the time in which work or transfers of that
     phase run on the device, or on the threads of a rank without device work. ``replayed_ns``: its time in the
-    joint device replay, None where there is none.
+    joint device replay.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class ReportStep:
     parts_ns: tuple[int, ...]
     hidden_ns: int
     phases_ns: tuple[int, ...]
-    replayed_ns: int | None
+    replayed_ns: int
 
     @property
     def lasts_ns(self) -> int:
@@ -52,13 +52,11 @@ def find_steps(run: ReportRun) -> list[ReportStep]:
         names, rows = step_rows(trace)
         begins = start[rows] if names else start.min(keepdims=True)
         ends = np.append(begins[1:], end.max())
-        replayed: list[int | None] = [None] * max(len(names), 1)
-        if run.replays:
-            parts = run.replays[number].steps or [run.replays[number].total]
-            replayed = [step.simulated_ns for step in parts]
+        parts = run.replays[number].steps or [run.replays[number].total]
+        replayed = [step.simulated_ns for step in parts]
         if run.base == "planned" and not names:  # one step of all ranks, which ends when the last one does
             begins, ends = run.start_ns.min(keepdims=True), run.end_ns.max(keepdims=True)
-            replayed = [max(each.total.simulated_ns for each in run.replays)] if run.replays else [None]
+            replayed = [max(each.total.simulated_ns for each in run.replays)]
         found = activity(trace, start, end, wait)
         columns = (
             begins.tolist(),

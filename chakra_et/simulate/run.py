@@ -177,12 +177,14 @@ def make_run(
     traces: Sequence[ExecutionTrace],
     ranks: Sequence[int],
     comm_groups: Mapping[str, Sequence[int]] | None = None,
+    apart: bool = False,
 ) -> Run:
-    """A run from traces in memory. Raises ``TraceError`` as ``build_graph``, ``match``, ``timing`` and
-    ``make_schedule`` do."""
+    """A run from traces in memory; ``apart``: no rank waits for another one. Raises ``TraceError`` as
+    ``build_graph``, ``match``, ``timing`` and ``make_schedule`` do."""
     graph = build_graph(traces, ranks)
-    matching = match(graph, comm_groups)
-    times = timing(graph, matching)
+    alone = np.full(len(graph), -1)
+    matching = Matching(alone, alone, graph.position) if apart else match(graph, comm_groups)
+    times = Timing([0] * len(traces), graph.duration_ns) if apart else timing(graph, matching)
     lasting = np.where(matching.operation >= 0, times.transfer_ns, 0)
     schedule = make_schedule(graph, matching)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et.diagnose.verdict import diagnose
+import chakra_et as ce
+from chakra_et.errors import TraceError
 from chakra_et.report.collectives import (
     collectives,
     nccl_size,
@@ -20,7 +21,7 @@ from chakra_et.simulate.breakdown import ACTIVITIES, activity
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.text import duration
 from tests.diagnose.machines import Rank, machine
-from tests.report.made_run import made_run
+from tests.report.made_run import made_run, write_run
 from tests.simulate.replay_traces import cpu, kernel, make_trace
 
 
@@ -43,6 +44,17 @@ def test_the_parts_of_a_step_add_up(run: ReportRun) -> None:
     }  # fmt: skip
     assert [step.phases_ns for step in steps] == [(50_000, 0, 0), (90_000, 0, 0)]
     assert [step.replayed_ns for step in steps] == [160_000, 160_000]
+
+
+def test_ranks_that_cant_be_replayed_together_are_shown_apart(tmp_path: Path) -> None:
+    write_run(tmp_path).groups_file.write_text('{"1": [0]}')
+    job = ce.load(tmp_path / "made")
+    shown, steps = job.measured, find_steps(job.measured)
+    assert shown.diagnosis is None and "can't be replayed together" in " ".join(lacks(shown, steps))
+    assert [(step.lasts_ns, step.replayed_ns) for step in steps] == [(160_000, 160_000)] * 2
+    assert "per step" in headline(shown, steps)[0]
+    with pytest.raises(TraceError, match="made: the ranks can't be replayed together: rank 1"):
+        ce.predict(job, scale=("gemm=0.5",))
 
 
 def test_communication_behind_a_kernel_is_hidden() -> None:
@@ -102,7 +114,7 @@ def test_the_critical_path_goes_through_the_rank_that_came_last(run: ReportRun) 
 
 def test_waits_go_to_the_rank_that_came_last(run: ReportRun) -> None:
     assert waited_for(run.graph, *run.arrivals).tolist() == [[0, 40_000], [0, 0]]
-    assert "Rank 1 is slow" in "".join(headline(run, find_steps(run), diagnose(run.job)))
+    assert "Rank 1 is slow" in "".join(headline(run, find_steps(run)))
 
 
 def test_bandwidth_of_a_collective(run: ReportRun) -> None:
