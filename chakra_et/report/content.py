@@ -39,7 +39,7 @@ from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, call_tree, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
-from chakra_et.simulate.time_by_kind import KINDS, node_kinds, shares
+from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import duration, plural, size
 
 # Beyond these, a table of a page shows the entries with the most time.
@@ -104,8 +104,7 @@ def with_names(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def path_by_kind(run: ReportRun) -> dict[str, int]:
     """ns of the critical path by kind of node, overheads last."""
-    kind = run.graph.gather([node_kinds(trace) for trace in run.traces])[run.path.node]
-    time = np.bincount(kind, run.path.lasts_ns, len(KINDS)).tolist()
+    time = np.bincount(run.job.kind[run.path.node], run.path.lasts_ns, len(KINDS)).tolist()
     return {name.replace("-", " "): int(ns) for name, ns in zip(KINDS, time, strict=True) if name != "wait"}
 
 
@@ -129,14 +128,13 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
     """
     reports = _mapping(run.conversion.get("ranks"))
     rows = []
-    for number, (rank, trace) in enumerate(zip(run.ranks, run.traces, strict=True)):
-        report = _mapping(reports.get(str(rank)))
-        replay = run.replays[number].total
-        measured = replay.measured_ns if run.base == "measured" else None
-        error = None if measured is None else replay.error_percent
+    for replay in run.replays:
+        report = _mapping(reports.get(str(replay.rank)))
+        parts = replay.shares if run.base == "measured" else None
+        measured = replay.total.measured_ns if run.base == "measured" else None
+        error = None if measured is None else replay.total.error_percent
         rate = None if _without_host_trace(report) else report.get("link_rate")
         linked = float(rate) if isinstance(rate, int | float) else None
-        parts = shares(trace) if run.base == "measured" else None
         overhead = parts.overhead if parts else None
         problems = report.get("problems")
         reasons = list(map(str, problems)) if isinstance(problems, list) else []
@@ -153,15 +151,15 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
         ]
         rows.append(
             {
-                "rank": rank,
-                "device": run.job.devices.get(rank, ""),
-                "nodes": len(trace),
+                "rank": replay.rank,
+                "device": run.job.devices.get(replay.rank, ""),
+                "nodes": replay.nodes,
                 "linked": linked,
                 "left_out": sum(map(_count, _entries(report, "losses"))) if report else None,
                 "replay_error": error,
                 "overhead": overhead,
                 "measured_ns": measured,
-                "replayed_ns": replay.simulated_ns,
+                "replayed_ns": replay.total.simulated_ns,
                 "reasons": reasons,
                 "findings": findings,
             }

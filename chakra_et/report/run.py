@@ -25,7 +25,7 @@ from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report
 from chakra_et.simulate.run import Run, devices_of, make_run, together
-from chakra_et.simulate.time_by_kind import KINDS, node_kinds
+from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.simulate.timing import align, waits
 from chakra_et.traces.sets import TraceSet
 
@@ -115,13 +115,12 @@ class ReportRun:
     @cached_property
     def names(self) -> tuple[np.ndarray, list[str]]:
         """The name of each node as an index, int64[N], into the names of the run."""
-        name, names = self.graph.names
-        return name, [text[:LONGEST_NAME] for text in names]
+        return self.job.name_of, [text[:LONGEST_NAME] for text in self.job.names]
 
     @cached_property
     def node_kinds(self) -> np.ndarray:
         """Index into ``NODE_KINDS`` of each node, int64[N]."""
-        kind = self.graph.gather([node_kinds(trace) for trace in self.traces])
+        kind = self.job.kind.copy()
         kind[self.codes("kind", ("annotation",))[0] == 0] = ANNOTATION
         return kind
 

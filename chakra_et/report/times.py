@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.diagnose.rates import KERNEL_KINDS, WORK, amount_per_second, without_numbers
-from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import EDGE_NAMES, in_phase
 from chakra_et.report.run import ANNOTATION, NODE_KINDS, PHASES, ReportRun
 from chakra_et.simulate.breakdown import activity, union_ns
-from chakra_et.simulate.measured_steps import step_rows
-from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 WHOLE = "whole trace"
+OPERATOR, KERNEL, COPY, TRANSFER = map(NODE_KINDS.index, ("operator", "kernel", "copy", "transfer"))
+DEVICE = (KERNEL, COPY)
 
 
 @dataclass(frozen=True)
@@ -45,44 +44,33 @@ class ReportStep:
 
 def find_steps(run: ReportRun) -> list[ReportStep]:
     """Where the time of each rank went, rank by rank, by the times that the run shows."""
-    steps: list[ReportStep] = []
-    times = map(run.graph.scatter, (run.start_ns, run.end_ns, run.wait_ns))
-    for number, (rank, start, end, wait) in enumerate(zip(run.ranks, *times, strict=True)):
-        trace = run.traces[number]
-        names, rows = step_rows(trace)
-        begins = start[rows] if names else start.min(keepdims=True)
+    found: list[ReportStep] = []
+    replayed = run.job.step_times(run.job.start_ns, run.job.end_ns)
+    columns = map(run.graph.scatter, (run.start_ns, run.end_ns, run.wait_ns, run.job.kind))
+    of_trace = zip(run.ranks, run.traces, run.job.steps, replayed, *columns, strict=True)
+    for rank, trace, steps, lasting, start, end, wait, kind in of_trace:
+        begins = np.where(steps.first >= 0, run.start_ns[steps.first], start.min())
         ends = np.append(begins[1:], end.max())
-        parts = run.replays[number].steps or [run.replays[number].total]
-        replayed = [step.simulated_ns for step in parts]
-        if run.base == "planned" and not names:  # one step of all ranks, which ends when the last one does
+        if run.base == "planned" and steps.first[0] < 0:  # one step of all ranks, until the last one ends
             begins, ends = run.start_ns.min(keepdims=True), run.end_ns.max(keepdims=True)
-            replayed = [max(each.total.simulated_ns for each in run.replays)]
-        found = activity(trace, start, end, wait)
-        columns = (
+            lasting = [max(map(sum, replayed))]
+        at = activity(trace, start, end, wait)
+        on_device = np.isin(kind, DEVICE) & (trace.column("is_cpu_op") == 0)
+        works = (on_device if on_device.any() else kind == OPERATOR) | (kind == TRANSFER)
+        chosen = (works & in_phase(trace, phase.encode()) for phase in PHASES)
+        phases = [union_ns((start + wait)[each], end[each], begins, ends).tolist() for each in chosen]
+        names = [name.partition("#")[2] or WHOLE for name in steps.names]
+        rows = (
+            names,
             begins.tolist(),
             ends.tolist(),
-            map(tuple, found.parts(begins, ends).tolist()),
-            found.hidden_ns(begins, ends).tolist(),
-            zip(*_phases(trace, start + wait, end, begins, ends), strict=True),
+            map(tuple, at.parts(begins, ends).tolist()),
+            at.hidden_ns(begins, ends).tolist(),
+            zip(*phases, strict=True),
+            lasting,
         )
-        names = [name.partition("#")[2] for name in names] or [WHOLE]
-        steps += [ReportStep(rank, *each) for each in zip(names, *columns, replayed, strict=True)]
-    return steps
-
-
-def _phases(
-    trace: ExecutionTrace, start: np.ndarray, end: np.ndarray, begins: np.ndarray, ends: np.ndarray
-) -> list[list[int]]:
-    """ns of each window in which work of each phase runs, a list for each of ``PHASES``."""
-    kind = np.array(KINDS)[node_kinds(trace)]
-    on_device = np.isin(kind, ("kernel", "copy")) & (trace.column("is_cpu_op") == 0)
-    works = (on_device if on_device.any() else kind == "operator") | (kind == "transfer")
-    chosen = (works & in_phase(trace, phase.encode()) for phase in PHASES)
-    return [union_ns(start[each], end[each], begins, ends).tolist() for each in chosen]
-
-
-OPERATOR, KERNEL, COPY, TRANSFER = map(NODE_KINDS.index, ("operator", "kernel", "copy", "transfer"))
-DEVICE = (KERNEL, COPY)
+        found += [ReportStep(rank, *each) for each in zip(*rows, strict=True)]
+    return found
 
 
 @dataclass(frozen=True)
