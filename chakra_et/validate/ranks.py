@@ -155,7 +155,7 @@ def _describe(file: File, row: int) -> str:
 
 def _check_messages(files: Mapping[int, File], world: int) -> Iterator[RankFinding]:
     """Each send needs a receive with the same source, target, tag and size, and vice versa."""
-    tables = []
+    found = []  # sends, and receives, of each rank: rows, and source, target, tag and size as int64[M, 4]
     for rank, file in files.items():
         for kind, peer, sign in ((NodeType.COMM_SEND, "comm_dst", 1), (NodeType.COMM_RECV, "comm_src", -1)):
             whole = has(file.trace, peer) & has(file.trace, "comm_tag") & has(file.trace, "comm_size")
@@ -166,31 +166,22 @@ def _check_messages(files: Mapping[int, File], world: int) -> Iterator[RankFindi
                 number = peers[np.argmax(wrong)]
                 message = f"has {peer} {number}, which is not another rank of this run of {world}"
                 yield rank, Finding("p2p-rank", rows[wrong], message)
-            keep = np.isin(peers, list(files)) & (peers != rank)
-            rows, peers = rows[keep], peers[keep]
-            own, tag = np.full(len(rows), rank), file.trace.column("comm_tag")[rows]
-            ends = (own, peers) if sign > 0 else (peers, own)
-            columns = (*ends, tag, file.size[rows], np.full(len(rows), sign), own, rows)
-            tables.append(np.stack(columns, axis=1))
-    table = np.concatenate(tables)
-    if len(table):
-        yield from _unmatched(files, table)
-
-
-def _unmatched(files: Mapping[int, File], table: np.ndarray) -> Iterator[RankFinding]:
-    """``table`` int64[M, 7], per message: source, target, tag, size, +1 (send) or -1 (receive), rank, row."""
-    _, key = np.unique(table[:, :4], axis=0, return_inverse=True)
-    key = key.reshape(-1)
-    balance = np.bincount(key, table[:, 4]).astype(np.int64)
-    unmatched = table[np.sign(balance[key]) == table[:, 4]]
-    for rank in np.unique(unmatched[:, 5]).tolist():
-        for sign in (1, -1):
-            mine = unmatched[(unmatched[:, 5] == rank) & (unmatched[:, 4] == sign)]
-            if not len(mine):
-                continue
-            source, target, tag, size = mine[0, :4].tolist()
+            rows = rows[np.isin(peers, list(files)) & (peers != rank)]
+            ends = np.full(len(rows), rank), file.trace.column(peer)[rows]
+            source, target = ends[::sign]
+            sent = np.stack([source, target, file.trace.column("comm_tag")[rows], file.size[rows]], axis=1)
+            found.append((rank, sign, rows, sent))
+    _, key = np.unique(np.concatenate([each[-1] for each in found]), axis=0, return_inverse=True)
+    of_each = np.split(key.reshape(-1), np.cumsum([len(rows) for _, _, rows, _ in found])[:-1])
+    balance = np.zeros(len(key) + 1, np.int64)  # of each message: sends without a receive
+    for (_, sign, *_), keys in zip(found, of_each, strict=True):
+        np.add.at(balance, keys, sign)
+    for (rank, sign, rows, sent), keys in zip(found, of_each, strict=True):
+        lacking = np.sign(balance[keys]) == sign
+        if lacking.any():
+            source, target, tag, size = sent[lacking][0].tolist()
             peer = target if sign > 0 else source
             verb, back = ("sends to", "receive") if sign > 0 else ("receives from", "send")
             name = files[peer].name
             message = f"{verb} rank {peer} with tag {tag} and {size} bytes: {name} has no matching {back}"
-            yield rank, Finding("p2p-unmatched", np.sort(mine[:, 6]), message)
+            yield rank, Finding("p2p-unmatched", rows[lacking], message)
