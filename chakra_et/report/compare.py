@@ -104,7 +104,7 @@ def side(run: ReportRun) -> Side:
         "ranks": len(run.ranks),
         "steps": 0 if names == {WHOLE} else len(names),
         "base": run.base,
-        "step_ns": step_ns(run, steps),
+        "step_ns": step_ns(run),
         "parts_ns": np.mean([step.parts_ns for step in steps], axis=0).tolist(),
         "hidden_ns": float(np.mean([step.hidden_ns for step in steps])),
         "phases_ns": np.mean([step.phases_ns for step in steps], axis=0).tolist(),

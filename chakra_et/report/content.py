@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.diagnose.gains import step_ms
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
 from chakra_et.report.collectives import collectives, split_imbalance, traffic
@@ -167,19 +168,14 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
     return rows
 
 
-def step_ns(run: ReportRun, steps: list[ReportStep]) -> float:
-    """The step of the run as its diagnosis has it: the mean step of the slowest rank. As shown on the page
-    where the ranks can't be replayed together."""
-    if run.diagnosis:
-        return run.diagnosis.step_ms * 1e6
-    ranks = np.array([step.rank for step in steps])
-    lasts = np.array([step.lasts_ns for step in steps])
-    return max(float(lasts[ranks == rank].mean()) for rank in set(ranks.tolist()))
+def step_ns(run: ReportRun) -> float:
+    """The step of the run as its diagnosis has it: the mean step of the slowest rank."""
+    return 1e6 * (run.diagnosis.step_ms if run.diagnosis else step_ms(run.job))
 
 
 def headline(run: ReportRun, steps: list[ReportStep]) -> list[str]:
     """The run in a few sentences: its size, the diagnosis, and memory."""
-    names, lasts = {step.name for step in steps}, step_ns(run, steps)
+    names, lasts = {step.name for step in steps}, step_ns(run)
     whole, longest = names == {WHOLE}, max(step.lasts_ns for step in steps)
     most = f", at most {duration(longest)}" if longest > LONGER * lasts else ""
     found = [
