@@ -71,14 +71,14 @@ def collectives(run: ReportRun) -> list[Collective]:
     node = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
     kind, size = run.comm_types[node], graph.attribute("comm_size", 0)[node]
     keys, which = np.unique(np.stack([kind, size, graph.group[node]]), axis=1, return_inverse=True)
-    which = which.reshape(-1)
-    transfer = (run.end_ns - run.start_ns - run.wait_ns)[node]
+    order = np.argsort(which.reshape(-1), kind="stable")
+    of_key = np.split(node[order], np.cumsum(np.bincount(which.reshape(-1)))[:-1])
+    transfer = run.end_ns - run.start_ns - run.wait_ns
     (last_of, start), members_of = run.arrivals, group_members(run)
     first, matched = np.full(len(graph), np.iinfo(np.int64).max), last_of >= 0  # by the last member
     np.minimum.at(first, last_of[matched], start[matched])
     found = []
-    for number, (code, each, group) in enumerate(keys.T.tolist()):
-        own = node[which == number]
+    for (code, each, group), own in zip(keys.T.tolist(), of_key, strict=True):
         name = COMM_NAMES[code]
         message = name in MESSAGES
         members = 2 if message else len(members_of[group])
@@ -87,7 +87,7 @@ def collectives(run: ReportRun) -> list[Collective]:
         skew = start[last] - first[last]
         late = Counter(graph.trace_of[last].tolist())
         whole, factor = nccl_size(name, each, members)
-        mean = float(transfer[which == number].mean())
+        mean = float(transfer[own].mean())
         algorithm = whole / mean if whole > 0 and mean > 0 and name != "barrier" else None
         factor = factor if members > 1 else None
         on_gpu = not graph.is_cpu[own].any()

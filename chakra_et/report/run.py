@@ -159,8 +159,8 @@ def load(chosen: RankSet | TraceSet) -> ReportRun:
         lacks += run.notes
         traces = run.read("off")
         conversion = _json(run.run.report_file, lacks)
-    manifest = chosen.manifest.content if isinstance(chosen, TraceSet) else _json(files.manifest_file, lacks)
-    return assemble(files.name, traces, list(run.files), run.groups, redacted(manifest), conversion, lacks)
+    manifest = redacted(_json(files.manifest_file, lacks))
+    return assemble(files.name, traces, list(run.files), run.groups, manifest, conversion, lacks)
 
 
 def _json(path: Path, lacks: list[str]) -> dict[str, Any]:
