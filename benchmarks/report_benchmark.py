@@ -26,10 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from chakra_et import cli
-from chakra_et.report.many import many_content
 from chakra_et.report.page import write_page
 from tests.report.made_run import write_large
-from tests.report.test_many import made_table, run_files
+from tests.report.test_many import made_content
 
 # A process of its own, as the peak memory of children is the largest of all that a process has had.
 MEASURE = """
@@ -88,8 +87,7 @@ def main() -> int:
                 found["seconds to interactive"] = seconds
         if config.many:
             page = folder / "many.html"
-            files = run_files(folder, config.many)
-            size = write_page(page, "many", "many", *many_content(files, made_table(config.many, 20)))
+            size = write_page(page, "many", "many", *made_content(folder, config.many))
             found["megabytes, many ranks"] = size / 1e6
             if (seconds := interactive(page, zooms=False)) is not None:
                 found["seconds, many ranks"] = seconds

@@ -139,6 +139,7 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
         overhead = parts.overhead if parts else None
         problems = report.get("problems")
         reasons = list(map(str, problems)) if isinstance(problems, list) else []
+        reasons += [run.apart] if run.apart else []
         if abs(error or 0) > WORST_REPLAY_PERCENT:
             reasons.append(f"the replay is off by {error:+.1f}%: dependencies are missing or wrong")
         if linked is not None and linked < LEAST_LINKED:

@@ -171,7 +171,7 @@ def idle_time(run: ReportRun) -> list[list[int]] | None:
     graph = run.graph
     kind = run.node_kinds
     works = (np.isin(kind, (KERNEL, COPY)) | (kind == TRANSFER)) & ~graph.is_cpu
-    if not works.any():
+    if not (works & (kind != TRANSFER)).any():  # gloo's communication alone
         return None
     launched = np.full(len(graph), np.iinfo(np.int64).min)
     launches = run.edge_kinds == EDGE_NAMES.index("launch")

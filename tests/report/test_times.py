@@ -16,13 +16,13 @@ from chakra_et.report.collectives import (
 )
 from chakra_et.report.content import headline, lacks, path_by_kind, rank_rows
 from chakra_et.report.run import ReportRun, assemble
-from chakra_et.report.times import by_module, by_name, call_tree, find_steps
+from chakra_et.report.times import by_module, by_name, call_tree, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES, activity
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.text import duration
 from tests.diagnose.machines import Rank, machine
 from tests.report.made_run import made_run, write_run
-from tests.simulate.replay_traces import cpu, kernel, make_trace
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 
 @pytest.fixture
@@ -53,8 +53,17 @@ def test_ranks_that_cant_be_replayed_together_are_shown_apart(tmp_path: Path) ->
     assert shown.diagnosis is None and "can't be replayed together" in " ".join(lacks(shown, steps))
     assert [(step.lasts_ns, step.replayed_ns) for step in steps] == [(160_000, 160_000)] * 2
     assert "per step" in headline(shown, steps)[0]
+    # Each replays exactly by itself, which proves nothing.
+    assert all("can't be replayed together" in each["reasons"][0] for each in rank_rows(shown))
     with pytest.raises(TraceError, match="made: the ranks can't be replayed together: rank 1"):
         ce.predict(job, scale=("gemm=0.5",))
+
+
+def test_communication_of_the_cpu_is_no_idle_device(run: ReportRun) -> None:
+    gloo = cpu(1, 10, start=0, kind="operator"), collective(2, 20, (1,), start=10, kind="collective")
+    traces = [make_trace(*gloo, rank=rank, world_size=2) for rank in range(2)]
+    assert idle_time(assemble("made", traces, [0, 1], {}, {}, {})) is None
+    assert [sum(each) for each in idle_time(run) or []] == [0, 0]
 
 
 def test_communication_behind_a_kernel_is_hidden() -> None:
