@@ -86,7 +86,7 @@ def steps(seed: int) -> list[float]:
             for gpu in cluster.gpus
         )
         options, better = [Options(recompute="selective")], replace(cluster, gpus=gpus)
-        plans = search(find_model(name), [better], [costs()], options, Goal(top=1), workers=1)
+        plans = search(find_model(name), [better], [costs()], options, Goal(top=1, workers=1))
         found += [plan.step_time for plan in plans]
     return found
 

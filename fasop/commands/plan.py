@@ -120,7 +120,9 @@ class Config:
         # Rows of everything are asked for, or plans that do not fit: no plan may be skipped.
         everything = self.all or self.oom
         limit = 0.0 if everything else self.time_limit
-        return Goal(self.objective, self.top, self.max_step_time, everything, *degrees, limit)
+        idle = self.idle and not self.all  # every row of every shape is one for all GPUs
+        more = limit, self.max_tp, idle, self.workers
+        return Goal(self.objective, self.top, self.max_step_time, everything, *degrees, *more)
 
     def options(self, measured: bool) -> list[Options]:
         """The ways to run the job that are tried; measured: the model, on one of the GPUs."""
@@ -192,19 +194,19 @@ def found(
 def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]) -> list[Plan]:
     from fasop.search.search import search
 
-    iterations = config.steps_of(model.global_batch * model.seq)
     options = config.options(is_measured(cost_files, model, clusters))
-    goal, idle = config.goal, config.idle and not config.all  # every row of every shape is one for all GPUs
+    goal = config.goal
     if config.interleave:
         from fasop.search.planner import WIDER, interleave
 
         goal = replace(goal, top=WIDER * goal.top)
-    more = config.max_tp, iterations, idle, config.workers
-    plans = search(model, clusters, cost_files, options, goal, *more)
+    plans = search(model, clusters, cost_files, options, goal)
     if config.interleave:
-        plans = interleave(plans, cost_files, iterations)
+        plans = interleave(plans, cost_files)
     if config.objective == "pareto" and goal.everything and not config.all:
         plans = pareto_front(plans, by_time_and_price)
+    steps = config.steps_of(model.global_batch * model.seq)
+    plans = [replace(plan, train_cost=plan.price_per_step * steps) for plan in plans]
     return plans if config.all or config.objective == "pareto" else plans[: config.top]
 
 
@@ -215,7 +217,7 @@ def _hpdc24(
 
     costs = published_costs(cost_files, model)
     sharded = config.zero == 1
-    kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, config.all)
+    kept = ranked(model, clusters, costs, config.goal, sharded, config.all)
     rows = [csv_row(row, config.steps_of(1)) for row in kept] if config.csv else []
     wanted = kept if config.json else kept[: config.top]
     return [plan_of(row, model, costs, config.steps_of(1), sharded) for row in wanted], rows

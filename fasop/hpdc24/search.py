@@ -86,23 +86,17 @@ def published_costs(cost_files: list[CostFile], model: Model) -> Compute:
 
 
 def ranked(
-    model: Model,
-    clusters: list[Cluster],
-    costs: Compute,
-    goal: Goal,
-    sharded_optimizer: bool,
-    max_tp: int,
-    every_row: bool,
+    model: Model, clusters: list[Cluster], costs: Compute, goal: Goal, sharded: bool, every_row: bool
 ) -> list[Row]:
     """Rows by the goal's objective; with ``every_row`` all of them as the tool sorts them.
 
     Raises ``PlanError`` where none has the goal's degrees.
     """
-    kept = [row for row in search(model, clusters, costs) if row.tp <= max_tp and goal.fits(row)]
+    kept = [row for row in search(model, clusters, costs) if row.tp <= goal.max_tp and goal.fits(row)]
     if not kept:
         raise PlanError(goal.no_shape)
     if not goal.everything:
-        kept = [row for row in kept if not (row.sharded if sharded_optimizer else row.plain)[0]]
+        kept = [row for row in kept if not (row.sharded if sharded else row.plain)[0]]
     if goal.max_step_time is not None:
         kept = [row for row in kept if row.step_time <= goal.max_step_time]
 

@@ -252,7 +252,9 @@ def check_heads(where: str, model: Model, tp: int) -> None:
 class Goal:
     """objective: time, cost ($ per step) or pareto (whatever no plan beats in both); top: plans wanted;
     everything: every shape, those that do not fit into memory too; tp, dp, pp, mbs: only these degrees;
-    time_limit: seconds after which shapes that are left aren't tried (0: none).
+    time_limit: seconds after which shapes that are left aren't tried (0: none); max_tp: largest
+    tensor-parallel degree; idle: plans may leave nodes out; workers: processes (0: as many as there are
+    cores, where there is enough to do).
     """
 
     objective: str = "time"
@@ -264,6 +266,9 @@ class Goal:
     pp: int | None = None
     mbs: int | None = None
     time_limit: float = 0.0
+    max_tp: int = 4
+    idle: bool = False
+    workers: int = 0
 
     def fits(self, shape: Any) -> bool:
         """Whether a shape has the degrees that are asked for."""

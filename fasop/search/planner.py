@@ -45,13 +45,12 @@ class Planner:
         cluster: Cluster,
         cost_files: list[CostFile],
         options: Options,
-        iterations: int = 0,
         idle: bool = False,
         max_tp: float = math.inf,
     ) -> None:
         """``idle``: plans may leave nodes out; max_tp: of stages that choose their own tp."""
         self.model, self.cluster, self.options = model, cluster, options
-        self.iterations, self.idle = iterations, idle
+        self.idle = idle
         self.compute = Compute(cost_files, model, options)
         self.passes = Passes(model, self.compute, Communication(cluster), options, max_tp)
         kept = MANY if cluster.gpu_count <= LARGE else 4
@@ -161,7 +160,7 @@ class Planner:
             lower_bound=min(bound, step),
             notes=tuple(notes),
         )
-        return with_price(plan, self.iterations)
+        return with_price(plan)
 
 
 def _parts(tables: StageCosts, seats: Seats, choice: StageChoice, at: tuple[int, int]) -> StageParts:
@@ -187,11 +186,10 @@ def _parts(tables: StageCosts, seats: Seats, choice: StageChoice, at: tuple[int,
     return replace(parts, exchange=exchange, experts=share)
 
 
-def with_price(plan: Plan, iterations: int) -> Plan:
-    """The plan with what a step, and all of them, cost."""
+def with_price(plan: Plan) -> Plan:
+    """The plan with what a step costs."""
     hourly = sum(plan.cluster.gpu(name).price_per_hour for name in plan.placement)
-    price = hourly / 3600 * plan.step_time
-    return replace(plan, price_per_step=price, train_cost=price * iterations)
+    return replace(plan, price_per_step=hourly / 3600 * plan.step_time)
 
 
 def sharded_memory(plan: Plan) -> tuple[float, ...]:
@@ -216,7 +214,7 @@ def memory_with(plan: Plan, options: Options, in_flight: Sequence[float]) -> tup
     return tuple(sizes)
 
 
-def interleave(plans: Sequence[Plan], cost_files: list[CostFile], iterations: int) -> list[Plan]:
+def interleave(plans: Sequence[Plan], cost_files: list[CostFile]) -> list[Plan]:
     """Each plan with the chunks that make its step shortest, the fastest first; those that gain nothing, or
     would not fit into memory, stay as they are.
     """
@@ -224,12 +222,12 @@ def interleave(plans: Sequence[Plan], cost_files: list[CostFile], iterations: in
     wanted = len(plans) // WIDER
     for plan in plans:
         limit = found[wanted - 1].step_time if len(found) >= wanted > 0 else math.inf
-        made = _with_chunks(plan, cost_files, iterations) if _least(plan) < limit else plan
+        made = _with_chunks(plan, cost_files) if _least(plan) < limit else plan
         found = sorted([*found, made], key=lambda plan: plan.step_time)
     return found
 
 
-def _with_chunks(plan: Plan, cost_files: list[CostFile], iterations: int) -> Plan:
+def _with_chunks(plan: Plan, cost_files: list[CostFile]) -> Plan:
     best, starts = plan, [plan]
     # Megatron-LM interleaves decoders or encoders alone, and as many micro-batches as fill all stages.
     possible = plan.pp > 1 and plan.model.encoder_layers is None and plan.micro_batches % plan.pp == 0
@@ -239,7 +237,7 @@ def _with_chunks(plan: Plan, cost_files: list[CostFile], iterations: int) -> Pla
     even = (each + 1, *[each] * (plan.pp - 2), each + 1)
     if not rest and not plan.choices:
         # Uneven stages may be left with fewer layers than chunks.
-        planner = Planner(plan.model, plan.cluster, cost_files, plan.options, iterations)
+        planner = Planner(plan.model, plan.cluster, cost_files, plan.options)
         starts += [planner.estimate(plan.shape, plan.placement, even)] if even != plan.partition else []
     for start in starts:
         before = start.step_time
@@ -248,7 +246,7 @@ def _with_chunks(plan: Plan, cost_files: list[CostFile], iterations: int) -> Pla
             if other.step_time >= before:
                 break  # more chunks only add messages
             before = other.step_time
-            if other.step_time < best.step_time and not (fitted := _with_memory(other, iterations)).is_oom:
+            if other.step_time < best.step_time and not (fitted := _with_memory(other)).is_oom:
                 best = fitted
     return best
 
@@ -259,10 +257,10 @@ def _least(plan: Plan) -> float:
     return plan.micro_batches * work / plan.pp + plan.embedding_allreduce
 
 
-def _with_memory(plan: Plan, iterations: int) -> Plan:
+def _with_memory(plan: Plan) -> Plan:
     chunks = plan.virtual_stages
     warm = [warm_up(stage, plan.pp, chunks) for stage in range(plan.pp)]
     in_flight = [min((ahead + 1) / chunks, plan.micro_batches) for ahead in warm]
     memory = memory_with(plan, plan.options, in_flight)
     is_oom = any(size > cap for size, cap in zip(memory, plan.stage_cap, strict=True))
-    return with_price(replace(plan, stage_memory=memory, is_oom=is_oom), iterations)
+    return with_price(replace(plan, stage_memory=memory, is_oom=is_oom))

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from tqdm import tqdm
@@ -36,38 +36,28 @@ _planners: list[Planner] = []  # of the running search; forked processes find th
 
 
 def search(
-    model: Model,
-    clusters: Sequence[Cluster],
-    cost_files: list[CostFile],
-    options: Sequence[Options],
-    goal: Goal,
-    max_tp: int = 4,
-    iterations: int = 0,
-    idle: bool = False,
-    workers: int = 0,
+    model: Model, clusters: list[Cluster], cost_files: list[CostFile], options: list[Options], goal: Goal
 ) -> list[Plan]:
     """The best plans, or all, sorted by the objective.
 
-    options: the ways to run the job that are tried; idle: plans may leave nodes out. Shapes are taken in the
-    order of a lower bound on the objective, until none that is left can be among those asked for, or the
-    goal's time is over: then the plans' notes tell what was left out.
-    ``workers`` 0: as many processes as there are cores, where there is enough to do. Raises ``PlanError``
-    where a cluster has no shape at all.
+    options: the ways to run the job that are tried. Shapes are taken in the order of a lower bound on the
+    objective, until none that is left can be among those asked for, or the goal's time is over: then the
+    plans' notes tell what was left out. Raises ``PlanError`` where a cluster has no shape at all.
     """
     end = time.monotonic() + (goal.time_limit or math.inf)
     by_time = goal.objective == "time"
-    tried = parts_of(clusters[0]) if idle and not by_time and len(clusters) == 1 else list(clusters)
+    tried = parts_of(clusters[0]) if goal.idle and not by_time and len(clusters) == 1 else clusters
     _planners[:] = [
-        Planner(model, cluster, cost_files, each, iterations, idle and by_time, max_tp)
+        Planner(model, cluster, cost_files, each, goal.idle and by_time, goal.max_tp)
         for cluster, each in itertools.product(tried, options)
     ]
-    tasks, problem = _tasks(model, goal, max_tp)
+    tasks, problem = _tasks(model, goal)
     if not tasks:
         raise problem or PlanError(goal.no_shape)
     kept = _Kept(goal)
     exact = sum(task[2].pp * task[2].group == _planners[task[1]].cluster.gpu_count for task in tasks)
     large = max(cluster.gpu_count for cluster in tried) > LARGE
-    processes = workers or (os.cpu_count() or 1 if exact > SPREAD or large else 1)
+    processes = goal.workers or (os.cpu_count() or 1 if exact > SPREAD or large else 1)
     if processes == 1:
         run: Start = lambda task: functools.partial(_evaluate, task, goal.everything, kept.limit(task))  # noqa: E731
         left = _work(tasks, kept, 1, run, end)
@@ -111,13 +101,13 @@ def parts_of(cluster: Cluster) -> list[Cluster]:
     return found
 
 
-def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError | None]:
+def _tasks(model: Model, goal: Goal) -> tuple[list[Task], PlanError | None]:
     """Every shape of every planner in the order in which they are tried; and why one has none."""
     tasks: list[Task] = []
     problem = None
     for index, planner in enumerate(_planners):
         try:
-            found = shapes(model, planner.cluster, max_tp, planner.idle)
+            found = shapes(model, planner.cluster, goal.max_tp, planner.idle)
         except PlanError as error:
             problem = error
             continue

@@ -255,7 +255,7 @@ def test_shares_by_gpu_type_are_evaluated_as_planned() -> None:
     gpus = tuple(Gpu(name, 76, 10, 200e9, 1840e9) for name in ("A100", "H100"))
     cluster = Cluster("two", 4, gpus, (1, 1))
     options = Options(per_stage=True, attention="flash", recompute="full")
-    plans = search(model, [cluster], [], [options], Goal(top=40), 4, workers=1)
+    plans = search(model, [cluster], [], [options], Goal(top=40, workers=1))
     uneven = [plan for plan in plans if any(len({b for _, b in c.shares}) > 1 for c in plan.choices)]
     assert uneven
     for plan in uneven:

@@ -30,7 +30,7 @@ def planned(cluster: str, **degrees: int) -> list[Plan]:
 
 def test_chunks_shorten_the_step_of_a_deep_pipeline_and_cost_memory() -> None:
     before = planned("paper-gpt2xl", tp=1, pp=8, mbs=1)
-    after = interleave(before, COSTS, 1000)
+    after = interleave(before, COSTS)
     assert len(after) == len(before) and after[0].step_time < before[0].step_time
     assert after == sorted(after, key=lambda plan: plan.step_time)
     (same,) = (plan for plan in before if plan.shape == after[0].shape)
@@ -40,7 +40,9 @@ def test_chunks_shorten_the_step_of_a_deep_pipeline_and_cost_memory() -> None:
     assert events.step_time(events.of_plan(after[0])) == pytest.approx(after[0].step_time)
     cost = after[0].cluster.price_per_hour / 3600 * after[0].step_time
     assert after[0].price_per_step == pytest.approx(cost)
-    assert after[0].train_cost == pytest.approx(1000 * cost)
+    of = {"model": "gpt2-xl", "cluster": "paper-gpt2xl", "tp": 1, "pp": 8, "mbs": 1, "top": 1}
+    (best,) = plan_command.found(plan_command.Config(**of, interleave=True, iterations=1000))[0]
+    assert best.virtual_stages > 1 and best.train_cost == pytest.approx(1000 * best.price_per_step)
 
 
 def test_chunks_that_do_not_fit_or_can_not_run_are_not_planned() -> None:
@@ -48,10 +50,10 @@ def test_chunks_that_do_not_fit_or_can_not_run_are_not_planned() -> None:
     (gpu,) = plan.cluster.gpus
     tight = replace(gpu, memory_gib=max(plan.stage_memory) + 0.01)
     full = replace(plan, cluster=replace(plan.cluster, gpus=(tight,)), stage_cap=(tight.memory_gib,) * 8)
-    assert interleave([plan], COSTS, 0)[0].virtual_stages > 1
-    assert interleave([full], COSTS, 0) == [full]
+    assert interleave([plan], COSTS)[0].virtual_stages > 1
+    assert interleave([full], COSTS) == [full]
     t5 = search(find_model("t5"), load_clusters("paper-t5"), COSTS, [Options()], Goal(top=1, pp=8, mbs=1))
-    assert interleave(t5, COSTS, 0) == t5
+    assert interleave(t5, COSTS) == t5
 
 
 def test_the_command_plans_chunks_that_simulate_and_export_read(capsys: pytest.CaptureFixture[str]) -> None:

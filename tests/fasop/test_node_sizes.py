@@ -33,7 +33,7 @@ def mixed(nodes: dict[str, tuple[int, int]], **settings: object) -> Cluster:
 def found(cluster: Cluster, layers: int = 6, batch: int = 8, idle: bool = False, top: int = 10) -> list[Plan]:
     model = cases.model(layers, batch)
     costs = cases.costs(model, SECONDS)
-    return search(model, [cluster], costs, [Options()], Goal(top=top), workers=1, idle=idle)
+    return search(model, [cluster], costs, [Options()], Goal(top=top, workers=1, idle=idle))
 
 
 def reversed_types(cluster: Cluster) -> Cluster:

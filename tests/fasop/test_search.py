@@ -31,7 +31,7 @@ SLOW = {"Y": {"inter_bandwidth": 3e8, "intra_bandwidth": 2e9, "shared_bus": True
 
 def best(cluster: Cluster, seconds: dict[str, float] = SECONDS, encoder: int | None = None) -> Plan:
     model = cases.model(4, 8, encoder)
-    return search(model, [cluster], cases.costs(model, seconds), [Options()], Goal(top=1), workers=1)[0]
+    return search(model, [cluster], cases.costs(model, seconds), [Options()], Goal(top=1, workers=1))[0]
 
 
 @functools.cache
@@ -122,8 +122,8 @@ def test_no_plan_is_below_the_bounds_of_its_shape(name: str, options: dict[str, 
 
 def test_several_processes_find_the_same() -> None:
     model, clusters = find_model("bert-large"), load_clusters("paper-bert-het")
-    alone = search(model, clusters, real(), [Options()], Goal(top=5), workers=1)
-    together = search(model, clusters, real(), [Options()], Goal(top=5), workers=2)
+    alone = search(model, clusters, real(), [Options()], Goal(top=5, workers=1))
+    together = search(model, clusters, real(), [Options()], Goal(top=5, workers=2))
     assert alone == together
 
 
@@ -159,7 +159,7 @@ def test_the_cheapest_plan_names_its_nodes_as_its_cluster_does() -> None:
     cluster = cases.cluster({"X": 2, "Y": 2}, 2, X={"price_per_hour": 99.0, "hosts": ("a0", "a1")})
     costs = cases.costs(model, SECONDS)
     for on in (cluster, replace(cluster, gpus=(replace(cluster.gpus[0], hosts=()), cluster.gpus[1]))):
-        plans = search(model, [on], costs, [Options()], Goal("cost"), idle=True)
+        plans = search(model, [on], costs, [Options()], Goal("cost", idle=True))
         assert set(plans[0].placement) == {"Y"}
         types = dict(on.hosts())
         for plan in plans:
@@ -206,7 +206,7 @@ def test_plans_that_do_not_fit_are_left_out_unless_all_are_asked_for() -> None:
 
 def test_the_decoder_is_divided_by_its_own_costs() -> None:
     model = find_model("t5")
-    (plan, *_) = search(model, load_clusters("paper-t5"), real(), [Options()], Goal(top=1), workers=1)
+    (plan, *_) = search(model, load_clusters("paper-t5"), real(), [Options()], Goal(top=1, workers=1))
     compute = cases.planner(model, plan.cluster, real()).compute
     layer = compute.of(plan.cluster.gpus[0], plan.tp, plan.mbs).forward
     ends = np.cumsum(plan.partition)
@@ -232,7 +232,7 @@ def test_processes_of_a_search_die_of_sigterm_where_the_caller_does_not(
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         model, clusters = find_model("bert-large"), load_clusters("paper-bert-het")
-        assert search(model, clusters, real(), [Options()], Goal(top=1), workers=2)
+        assert search(model, clusters, real(), [Options()], Goal(top=1, workers=2))
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -240,9 +240,9 @@ def test_processes_of_a_search_die_of_sigterm_where_the_caller_does_not(
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_search_whose_time_is_over_says_what_it_left_out(workers: int) -> None:
     model, (cluster,) = find_model("gpt2-xl"), load_clusters("paper-gpt2xl-het")
-    goal = Goal(top=3)
-    whole = search(model, [cluster], real(), [Options()], goal, workers=workers)
-    cut = search(model, [cluster], real(), [Options()], replace(goal, time_limit=1e-9), workers=workers)
+    goal = Goal(top=3, workers=workers)
+    whole = search(model, [cluster], real(), [Options()], goal)
+    cut = search(model, [cluster], real(), [Options()], replace(goal, time_limit=1e-9))
     assert not any("weren't tried" in note for plan in whole for note in plan.notes)
     assert cut[0].step_time >= whole[0].step_time and all(
         "weren't tried in 1e-09 s" in p.notes[-1] for p in cut

@@ -27,7 +27,7 @@ def found(
     **goal: int,
 ) -> list[Plan]:
     # Without costs all times come from the datasheet: any tp, experts and recomputation.
-    return search(model, [cluster], [], options, Goal(**goal), max_tp, workers=1, idle=True)
+    return search(model, [cluster], [], options, Goal(**goal, max_tp=max_tp, workers=1, idle=True))
 
 
 def cluster(nodes: dict[str, tuple[int, int]], **settings: object) -> Cluster:
@@ -80,5 +80,5 @@ def test_a_recomputation_that_is_given_holds_for_every_stage(recompute: str) -> 
 
 def test_recompute_auto_gives_each_plan_of_its_own_stages_once() -> None:
     model, on = cases.model(4, 16), cluster({"H100": (2, 4)})
-    ways = Config("small", "it", per_stage=True, recompute="auto").options(is_measured=True)
+    ways = Config("small", "it", per_stage=True, recompute="auto").options(measured=True)
     assert found(model, on, tuple(ways)) == found(model, on)
