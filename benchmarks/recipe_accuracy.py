@@ -29,6 +29,7 @@ import numpy as np
 from chakra_et import cli, text
 from chakra_et.cost.fit import fit
 from chakra_et.files import write_json
+from fasop.errors import PlanError
 from fasop.exact import recipes
 from fasop.exact.recipes import prior
 from fasop.exact.training_runs import Run, expressible, predicted, read_runs, refused
@@ -213,7 +214,12 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
         print(f"{truth}: has none of {', '.join(FILES)}: give --truth DIR.", file=sys.stderr)
         return 1
     settings = truth if (truth / "models.yaml").exists() else GIVEN
-    runs = [run for path in files for run in read_runs(path, settings / "models.yaml")]
+    runs = []
+    for path in files:
+        try:
+            runs += read_runs(path, settings / "models.yaml")
+        except PlanError as why:
+            print(f"left out: {why}", file=sys.stderr)
     pairs = list(expressible(runs))
     groups = Counter(run.group for run, _ in pairs)
     # Many runs that differ little say no more than some would.

@@ -83,22 +83,35 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     copies = model.top_k if model.experts else 1
     # Inputs of projections and normalizations and dropout masks; queries, keys, values and context;
     # activations.
-    attention = 5 * h * whole + tokens * (4 * model.width + 4 * model.kv_width) / tp
-    feed = 5 * h * whole + tokens * copies * (6 if model.gated else 4) * model.ffn_width / tp
-    if model.experts:
-        feed += 2 * h * tokens * copies + tokens * (6 if model.gated else 4) * model.shared_ffn / tp
+    query, key = 2 * tokens * model.width / tp, 2 * tokens * model.kv_width / tp
+    ffn = tokens * (copies * model.ffn_width + model.shared_ffn) / tp
+    attention = 5 * h * whole + 2 * query + 2 * key
+    feed = 5 * h * whole + (6 if model.gated else 4) * ffn + (2 * h * tokens * copies if model.experts else 0)
     scores = 5 * a * s * s * model.cp * b / tp
     if options.attention == "flash":
         scores = 4 * a * s * b / tp
     in_layer = attention + feed
-    both = in_layer + attention
-    kept = {"E": tokens * h, "P": 0.0, "T": in_layer + scores, "D": both + 2 * scores}
+    held = {"T": in_layer, "D": in_layer + attention}
+    ran = {"T": held["T"] + scores, "D": held["D"] + 2 * scores}
+    kept = {"E": tokens * h, "P": 0.0, **ran}
     once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": (4 * tokens * h + 4 * tokens * model.vocab) / tp}
     if recompute != "none" and options.attention == "unfused":
-        kept["T"], kept["D"] = in_layer, both
+        kept |= held
+    # What modules that are computed again don't keep: latent attention's queries, keys and values; outputs of
+    # normalizations and activations; all of the experts but their input; or all but the layer's input, the
+    # context and the outputs of every second product (torchtitan's selective checkpoints).
+    spared = {
+        "latent": query + 2 * key,
+        "elementwise": 4 * h * whole + 2 * ffn * ("experts" not in options.again),
+        "experts": feed - 5 * h * whole,
+        "operators": in_layer - 4 * h * whole - 1.5 * query - key - (2 if model.gated else 1) * ffn,
+    }
+    less = sum(spared[module] for module in options.again)
+    kept |= {kind: kept[kind] - less for kind in ran}
     if recompute == "full":
-        once["T"], once["D"] = in_layer + scores, both + 2 * scores
-        kept["T"] = kept["D"] = 2 * whole * h
+        kept |= dict.fromkeys(ran, 2 * whole * h)
+    if recompute == "full" or less:
+        once |= ran
     return wide * np.array([[each[kind] for kind in model.kinds] for each in (kept, once)])
 
 

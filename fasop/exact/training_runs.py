@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from chakra_et.cost import gpus as gpu_table
 from chakra_et.files import read_bytes
@@ -27,7 +28,6 @@ from fasop.inputs.models import Model
 from fasop.plans.layout import Layout, uniform
 from fasop.plans.options import Again, Engine, Options, Precision, Recompute
 
-Made = TypeVar("Made")
 _ENGINES: dict[str, Engine] = {"Megatron-Bridge": "megatron", "torchtitan": "torchtitan"}
 _PRECISIONS: dict[str, Precision] = {
     **{"BF16": "mixed", "FP8": "fp8", "FP8-CS": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8"},
@@ -55,15 +55,16 @@ _STEPS = {
 }
 _LAYOUT = ("source", "gpu", "num_gpus", "precision", "model", "task", "mbs", "seq", "tp", "pp", "ep")
 _VTRAIN = "num_gpus gbs mbs hidden heads layers seq tp dp pp"
-_RECIPE = (
-    *("recompute_modules", "cuda_graph_impl", "cuda_graph_scope", "moe_flex_dispatcher_backend"),
-    "moe_a2a_overlap",
-)
+# Bytes per second that vTrain counts for twice a message's bytes (``_compute_p2p_latency`` in predictor.py,
+# by the 800 Gbit/s of its settings of one node).
+_VTRAIN_LINK = 800 * 2**30 / 8 / 4
+_RECIPE = "recompute_modules cuda_graph_impl cuda_graph_scope moe_flex_dispatcher_backend moe_a2a_overlap"
 
 
 class Run(NamedTuple):
     """A row: its name, its layout (or why it has none here), how it runs, seconds of a step (of its backward
-    passes alone where ``backward``), and what was assumed.
+    passes alone where ``backward``), and what was assumed. message: seconds that the table counts for each
+    message between stages, where that is known.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Run(NamedTuple):
     row: Mapping[str, str]
     backward: bool = False
     left_out_with: str = ""  # runs that are left out of a fit together, if not those of the model
+    message: float = 0.0
 
 
 def predicted(run: Run, layout: Layout) -> tuple[float, Estimate]:
@@ -82,7 +84,8 @@ def predicted(run: Run, layout: Layout) -> tuple[float, Estimate]:
     found = estimate(layout, [], run.options)
     if run.backward:
         return layout.micro_batches * sum(stage.backward for stage in found.stages), found
-    return found.step, found
+    # The first micro-batch's output and the last one's gradient wait for a message at each boundary.
+    return found.step + 2 * sum(run.message - seconds for seconds in found.p2p if run.message), found
 
 
 def layout_of(
@@ -127,8 +130,8 @@ def layout_of(
 
 
 def read_runs(path: Path, models: Path | None = None) -> list[Run]:
-    """All rows of a file. ``models``: YAML of the models' Hugging Face settings, ``models.yaml`` beside the
-    file by default. Raises ``PlanError`` for a file that has other columns.
+    """All rows of a file, with why some can't be planned. ``models``: YAML of the models' Hugging Face
+    settings, ``models.yaml`` beside the file by default. Raises ``PlanError`` for a file with other columns.
     """
     try:
         text = read_bytes(path).decode("utf-8-sig")
@@ -141,14 +144,17 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
         raise PlanError(f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's.")
     settings = read_yaml(models or path.with_name("models.yaml")) if read is _published else {}
     found = []
-    for number, row in enumerate(rows, 1):
+    for row in rows:
         try:
             run = read(_with_recipe(row, rows), settings)
-            if isinstance(run.layout, Layout) and not 0 < run.seconds < 1e9:
-                run = run._replace(layout=PlanError("its time is no number of seconds above 0."))
-            found.append(run)
+            if not 0 < run.seconds < 1e9:
+                raise PlanError("its time is no number of seconds above 0.")
+        except KeyError as error:
+            run = Run("", "", PlanError(f"{error.args[0]} can't be planned."), Options(), math.nan, (), row)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise PlanError(f"{path}, row {number}: a value is missing or no number: {error}.") from None
+            why = str(error) if isinstance(error, PlanError) else f"a column can't be read: {error}."
+            run = Run("", "", PlanError(why), Options(), math.nan, (), row)
+        found.append(run)
     return found
 
 
@@ -160,17 +166,16 @@ def _with_recipe(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> M
         return row
     number = float(row["release"][:5])
     nearest = min(same, key=lambda other: abs(float(other["release"][:5]) - number))
-    taken = {name: nearest.get(name, "") for name in _RECIPE}
+    taken = {name: nearest.get(name, "") for name in _RECIPE.split()}
     return {**row, **taken, "settings": f"those of {nearest['release']}"}
 
 
 def _published(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
     name = f"{row['model']}, {row['num_gpus']} × {row['gpu']}, {row['precision']}"
     assumed: list[str] = []
-    found = _or_why(lambda: _described(row, settings, assumed))
-    layout, options = (found, Options()) if isinstance(found, PlanError) else found
+    layout, options = _described(row, settings, assumed)
     task = row.get("task") or "Pre-Training"
-    group = "experts" if isinstance(layout, Layout) and layout.model.experts else "dense"
+    group = "experts" if layout.model.experts else "dense"
     group = row["source"].split()[0] + ", " + (group if task == "Pre-Training" else "fine-tuning")
     return Run(name, group, layout, options, float(row["step_s"]), tuple(assumed), row)
 
@@ -181,8 +186,10 @@ def _described(
     def count(column: str, default: int = 1) -> int:
         return int(row[column]) if row.get(column) else default
 
-    if not row["tp"]:
-        raise PlanError("its layout isn't stated.")
+    stated = {"tp": "layout", "gbs": "batch", "mbs": "micro-batch", "seq": "sequence length"}
+    for column, what in stated.items():
+        if not row[column]:
+            raise PlanError(f"its {what} isn't stated.")
     config = models.get(_SAME.get(row["model"], row["model"])) or models.get(row["model"])
     if config is None:
         raise PlanError(f"the settings of {row['model']} aren't known.")
@@ -239,64 +246,44 @@ def _mpt(row: Mapping[str, str], _: object) -> Run:
         gradient_bytes=2,
         engine="mpt",
     )
-
-    def made() -> Layout:
-        h, layers, heads = _MPT[row["model"]]
-        model = Model(f"mpt-{row['model']}", h, seq, layers, 50368, heads, gbs)
-        return layout_of(model, _gpu(row["gpu"]), count, int(row["mbs"]), (1, 1, 1, 1), options.recompute)
-
-    return Run(name, f"MPT, {row['gpu'].split('_')[0].upper()}", _or_why(made), options, seconds, (), row)
+    h, layers, heads = _MPT[row["model"]]
+    model = Model(f"mpt-{row['model']}", h, seq, layers, 50368, heads, gbs)
+    layout = layout_of(model, _gpu(row["gpu"]), count, int(row["mbs"]), (1, 1, 1, 1), options.recompute)
+    return Run(name, f"MPT, {row['gpu'].split('_')[0].upper()}", layout, options, seconds, (), row)
 
 
 def _step(row: Mapping[str, str], _: object) -> Run:
     """A row of NeuSight's steps, in fp32 with eager attention; on one GPU its backward pass counts, as the
     forward pass waits for memory that was just given back."""
-    ways, count, seq = row["parallelism"], int(row["num_gpus"]), int(row["seq"])
-    name = f"{row['model']}, {row['device']}, batch {row['batch']}, {ways}"
+    if row["mode"] != "train":
+        raise PlanError("it is inference.")
+    ways, count, batch = row["parallelism"], int(row["num_gpus"]), int(row["batch"])
+    name = f"{row['model']}, {row['device']}, batch {batch}, {ways}"
     seconds = float((row["bwall_ms"] if ways == "none" else row["e2e_ms"]) or "nan") / 1e3
-
-    def made() -> Layout:
-        if row["mode"] != "train":
-            raise PlanError("it is inference.")
-        h, layers, heads, vocab = _STEPS[row["model"]]
-        batch = int(row["batch"])
-        tp, pp, dp = (count if ways.startswith(way) else 1 for way in ("tp", "pp", "dp"))
-        stepwise = ways == "none" and row["model"].startswith("gpt")  # gelu_new of transformers
-        clamped = row["model"].startswith("opt")
-        model = Model(row["model"], h, seq, layers, vocab, heads, batch, stepwise=stepwise, clamped=clamped)
-        return layout_of(model, _gpu(row["device"]), count, batch // dp, (tp, pp, 1, 1))
-
+    h, layers, heads, vocab = _STEPS[row["model"]]
+    tp, pp, dp = (count if ways.startswith(way) else 1 for way in ("tp", "pp", "dp"))
+    sizes = (h, int(row["seq"]), layers, vocab, heads, batch)
+    stepwise = ways == "none" and row["model"].startswith("gpt")  # gelu_new of transformers
+    model = Model(row["model"], *sizes, stepwise=stepwise, clamped=row["model"].startswith("opt"))
+    layout = layout_of(model, _gpu(row["device"]), count, batch // dp, (tp, pp, 1, 1))
     vendor = "AMD" if "AMD" in row["device"] else "NVIDIA"
     options = Options(precision="fp32", engine="eager")
     group = f"NeuSight, {'backward' if ways == 'none' else 'four GPUs'}, {vendor}"
-    return Run(name, group, _or_why(made), options, seconds, (), row, ways == "none")
+    return Run(name, group, layout, options, seconds, (), row, ways == "none")
 
 
 def _vtrain(row: Mapping[str, str], _: object) -> Run:
     """A row of vTrain's runs on a node of A100; fp16, no recomputation and kernels that aren't fused are
-    assumed, as times suggest (docs/HOW_TRUE.md)."""
+    assumed, and messages as vTrain's own simulator counts them, as times suggest (docs/HOW_TRUE.md)."""
     n = {name: int(row[name]) for name in _VTRAIN.split()}
-    layout = tuple(n[degree] for degree in ("tp", "dp", "pp"))
-
-    def made() -> Layout:
-        model = Model("gpt", n["hidden"], n["seq"], n["layers"], 50257, n["heads"], n["gbs"])
-        return layout_of(model, "A100", n["num_gpus"], n["mbs"], (n["tp"], n["pp"], 1, 1))
-
+    degrees = tuple(n[degree] for degree in ("tp", "dp", "pp"))
+    model = Model("gpt", n["hidden"], n["seq"], n["layers"], 50257, n["heads"], n["gbs"])
+    layout = layout_of(model, "A100", n["num_gpus"], n["mbs"], (n["tp"], n["pp"], 1, 1))
     options = Options(gradient_bytes=2, engine="eager", scatter_gather=True)
-    name = f"hidden {n['hidden']}, {n['layers']} layers, tp, dp, pp {layout}, mbs {n['mbs']}"
-    seconds = float(row["step_ms"]) / 1e3
-    return Run(name, "vTrain, one node", _or_why(made), options, seconds, (), row, False, f"layout {layout}")
-
-
-def _or_why(made: Callable[[], Made]) -> Made | PlanError:
-    try:
-        return made()
-    except PlanError as error:
-        return error
-    except KeyError as error:
-        return PlanError(f"{error.args[0]} can't be planned.")
-    except ValueError as error:
-        return PlanError(f"a column can't be read: {error}.")
+    name = f"hidden {n['hidden']}, {n['layers']} layers, tp, dp, pp {degrees}, mbs {n['mbs']}"
+    message = 2 * n["mbs"] * n["seq"] * n["hidden"] * options.activation_bytes / _VTRAIN_LINK
+    run = Run(name, "vTrain, one node", layout, options, float(row["step_ms"]) / 1e3, (), row)
+    return run._replace(left_out_with=f"layout {degrees}", message=message)
 
 
 def _gpu(text: str) -> str:
