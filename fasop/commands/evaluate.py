@@ -29,6 +29,8 @@ from fasop.output.report import expected_error, options_line, speed
 from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
 from fasop.plans.plan import pick_plan
 
+Done = tuple[Described, Estimate]
+
 
 @dataclass
 class Config:
@@ -45,61 +47,58 @@ class Config:
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(Config, argv, description="Estimate a given plan, without a search.")
     if config.rows:
-        return _show(config.json, *_published(Path(config.rows), config.models_file))
+        return _show(config.json, _published(Path(config.rows), config.models_file))
     if not config.plan:
         raise PlanError("give a file of layouts or plans, or --rows FILE.")
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
-    given, found = [], []
+    done: list[Done] = []
     status = 0
     for each in _given(config, cost_files):
         try:
             if isinstance(each, PlanError):
                 raise each
             check_cost_name(cost_files, each.layout.model)
-            found.append(estimate(each.layout, cost_files, each.options))
-            given.append(each)
+            done.append((each, estimate(each.layout, cost_files, each.options)))
         except PlanError as error:
             where = "" if isinstance(each, PlanError) else f"{config.plan}: {each.name}: "
             print(printable(f"error: {where}{error}"), file=sys.stderr)
             status = 2
-    return _show(config.json, given, found) or status
+    return _show(config.json, done) or status
 
 
-def _show(as_json: bool, given: list[Described], found: list[Estimate]) -> int:
+def _show(as_json: bool, done: list[Done]) -> int:
     """Print estimates; 2 where there is none."""
-    if not found:
+    if not done:
         return 2
     if as_json:
-        pairs = zip(given, found, strict=True)
-        rows = [{"name": each.name, "measured": each.measured, **asdict(one)} for each, one in pairs]
+        rows = [{"name": each.name, "measured": each.measured, **asdict(one)} for each, one in done]
         print(json.dumps(rows, indent=1))
         return 0
-    lines = _summary(given, found)
-    if len(given) == 1:
-        layout, gpus = given[0].layout, _gpus(given[0].layout.stages)
-        lines += ["", *_stages(given[0], found[0]), ""]
-        lines.append(f"It trains {speed(layout.model, layout.cluster, gpus, found[0].step)}.")
-        lines.append(f"It runs with {options_line(given[0].options)}.")
-        lines.append(expected_error(layout.cluster, set(gpus), layout.model, given[0].options))
-    counts = Counter(note for one in found for note in one.notes)
-    notes = [
-        f"note: {f'{count} of {len(found)}: ' * (len(found) > 1)}{note}" for note, count in counts.items()
-    ]
+    lines = _summary(done)
+    if len(done) == 1:
+        ((given, found),) = done
+        layout, gpus = given.layout, _gpus(given.layout.stages)
+        lines += ["", *_stages(given, found), ""]
+        lines.append(f"It trains {speed(layout.model, layout.cluster, gpus, found.step)}.")
+        lines.append(f"It runs with {options_line(given.options)}.")
+        lines.append(expected_error(layout.cluster, set(gpus), layout.model, given.options))
+    counts = Counter(note for _, one in done for note in one.notes)
+    notes = [f"note: {f'{count} of {len(done)}: ' * (len(done) > 1)}{note}" for note, count in counts.items()]
     print("\n".join([*lines, *([""] if notes else []), *notes]))
     return 0
 
 
-def _published(path: Path, models: str) -> tuple[list[Described], list[Estimate]]:
+def _published(path: Path, models: str) -> list[Done]:
     """The runs of a table that can be expressed, their steps as they are compared; says why others can't."""
     runs = read_runs(path, Path(models) if models else None)
-    given, found = [], []
+    done = []
     for run, layout in expressible(runs):
         step, one = predicted(run, layout)
-        given.append(Described(run.name, layout, run.options, run.seconds))
-        found.append(replace(one, step=step, notes=(*run.assumed, *one.notes)))
+        given = Described(run.name, layout, run.options, run.seconds)
+        done.append((given, replace(one, step=step, notes=(*run.assumed, *one.notes))))
     for reason, count in refused(runs).items():
         print(printable(f"refused: {count} rows: {reason}"), file=sys.stderr)
-    return given, found
+    return done
 
 
 def _given(config: Config, cost_files: list[CostFile]) -> Iterator[Described | PlanError]:
@@ -110,10 +109,10 @@ def _given(config: Config, cost_files: list[CostFile]) -> Iterator[Described | P
     yield Described(f"plan {config.rank}", of_plan(plan), plan.options)
 
 
-def _summary(given: list[Described], found: list[Estimate]) -> list[str]:
+def _summary(done: list[Done]) -> list[str]:
     head = ["", "step s", "pipeline s", "messages ms", "gradients s", "emb s"]
     rows = [[*head, "memory GiB", "measured s", "error"]]
-    for each, one in zip(given, found, strict=True):
+    for each, one in done:
         measured = ["", ""]
         if each.measured:
             measured = [f"{each.measured:.4f}", f"{one.step / each.measured - 1:+.1%}"]

@@ -162,12 +162,6 @@ class Model:
             raise PlanError(f"model {self.name}: cp {cp} doesn't divide sequences of {self.seq} tokens.")
         return replace(self, seq=self.seq // cp, global_batch=self.global_batch * cp, cp=cp)
 
-    def launch_layers(self, partition: tuple[int, ...]) -> tuple[int, ...]:
-        """Transformer layers of each stage, as Megatron counts them: ``partition`` without E and P."""
-        ends = itertools.accumulate(partition)
-        pairs = zip(partition, ends, strict=True)
-        return tuple(self.units[end - size : end].count("T") for size, end in pairs)
-
     def embedding_stages(self, partition: tuple[int, ...]) -> list[int]:
         """Stages whose embedding gradients are summed: those that hold a copy of one matrix.
 

@@ -114,8 +114,9 @@ class Plan:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Transformer layers of each stage, as Megatron counts them."""
-        return self.model.launch_layers(self.partition)
+        """Transformer layers of each stage, as Megatron counts them: ``partition`` without E and P."""
+        pairs = zip(self.partition, itertools.accumulate(self.partition), strict=True)
+        return tuple(self.model.units[end - size : end].count("T") for size, end in pairs)
 
     def units(self, stage: int) -> slice:
         """Those of the model's units that a stage holds."""

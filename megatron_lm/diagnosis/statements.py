@@ -113,10 +113,6 @@ class Line:
     source: str = ""
     when: datetime | None = None
 
-    @property
-    def is_mild(self) -> bool:
-        return bool(self.level) and self.level not in SEVERE
-
 
 @dataclass(frozen=True)
 class Statement:
@@ -176,7 +172,7 @@ def _statements(lines: list[Line]) -> Iterator[Statement]:
     used: set[int] = set()
     for at, line in enumerate(lines):
         text = line.text.strip()
-        if at in used or line.is_mild:
+        if at in used or line.level not in ("", *SEVERE):
             continue
         if text == START:
             yield from _traceback(lines, at, used)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fasop
 from fasop.errors import PlanError
 from fasop.exact.communication import INTER_LOSS, Communication
 from fasop.exact.memory import parameters
@@ -185,8 +186,10 @@ def test_a_model_without_its_sizes(tmp_path: Path) -> None:
 
 
 def test_launch_layers_leave_out_what_is_no_layer() -> None:
-    assert find_model("gpt2-xl").launch_layers((1, 11, 8, 8, 8, 8, 5, 1)) == (0, 11, 8, 8, 8, 8, 5, 0)
-    assert find_model("t5").launch_layers((13, 12, 12, 13)) == (12, 12, 11, 13)
+    (plan,) = fasop.plan("gpt2-xl", "paper-gpt2xl", pp=8, top=1)
+    assert replace(plan, partition=(1, 11, 8, 8, 8, 8, 5, 1)).layers == (0, 11, 8, 8, 8, 8, 5, 0)
+    of_t5 = replace(plan, model=find_model("t5"), pp=4, partition=(13, 12, 12, 13))
+    assert of_t5.layers == (12, 12, 11, 13)
 
 
 def small_costs(**changes: object) -> CostFile:
