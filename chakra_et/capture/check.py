@@ -54,18 +54,12 @@ class PairReport:
     truncated: list[str] = field(default_factory=list)
 
 
-def check_pair(host: Path | str, device: Path | str, active_steps: int) -> list[str]:
-    """Reasons why the host and device traces of one rank can't be linked; empty if they can.
+def inspect_pair(host: Path | str, device: Path | str, active_steps: int) -> PairReport:
+    """Compare the record-function ids, steps and processes of both traces of one rank, .json or .json.gz.
 
     ``active_steps``: the number of steps that the device trace must cover, besides a structure step of our
-    tracer before them; the host trace covers that or else the same steps. Either file may be compressed with
-    gzip.
+    tracer before them; the host trace covers that or else the same steps.
     """
-    return inspect_pair(host, device, active_steps).problems
-
-
-def inspect_pair(host: Path | str, device: Path | str, active_steps: int) -> PairReport:
-    """Compare the record-function ids, steps and processes of both traces of one rank."""
     report = PairReport()
     nodes: HostTrace | None = _read(host_trace.load, host, "host", report)
     events: DeviceTrace | None = _read(device_trace.load, device, "device", report)

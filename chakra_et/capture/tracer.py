@@ -35,12 +35,13 @@ import torch.distributed as dist
 
 from chakra_et.capture import gloo
 from chakra_et.capture import manifest as trace_manifest
-from chakra_et.capture.check import PairReport, check_pair, inspect_pair
+from chakra_et.capture.check import PairReport, inspect_pair
 from chakra_et.capture.config import TraceConfig, check_trace_name
+from chakra_et.capture.check import PairReport, inspect_pair
 from chakra_et.capture.manifest import Mailbox, TraceFiles, notify, summarise
 from chakra_et.capture.recorder import Recorder
 
-__all__ = ["ChakraTracer", "TraceConfig", "check_pair", "check_trace_name"]
+__all__ = ["ChakraTracer", "TraceConfig", "check_trace_name"]
 
 # A failed collective wakes this thread before its own thread has closed its record, and torch 2.4 corrupts
 # its memory if the profiler is stopped in between.

@@ -125,20 +125,19 @@ def convert_sets(
             of_run = replace(options, manifest=traces.manifest, ranks_here=traces.ranks_here)
             problems, warnings = list(traces.problems), list(traces.warnings)
             results.append(SetResult(traces, scratch, of_run, problems=problems, warnings=warnings))
+        wanted = run.ranks or (lambda rank: True)
         work: list[tuple[SetResult, int, RankJob]] = []
         for result in results:
-            traces = result.traces
+            traces, folder = result.traces, result.scratch.folder
             for rank, pair in traces.pairs.items():
-                if run.ranks is None or run.ranks(rank):
-                    folder = result.scratch.folder
+                if wanted(rank):
                     job = RankJob(pair, traces.et_file(rank), folder, result.options, run.engine, run.keep)
                     work.append((result, rank, job))
-            for rank, sentence in traces.incomplete.items():
-                if run.ranks is None or run.ranks(rank):
-                    if run.allow_missing_ranks:
-                        result.notes.append(sentence)
-                    else:
-                        result.ranks[rank] = TraceError(sentence)
+            absent = {rank: sentence for rank, sentence in traces.incomplete.items() if wanted(rank)}
+            if run.allow_missing_ranks:
+                result.notes += absent.values()
+            else:
+                result.ranks |= {rank: TraceError(sentence) for rank, sentence in absent.items()}
         # MLCommons' tools run as processes, which only end with us if a worker runs them.
         in_workers = len(work) > 1 or run.engine == "mlcommons"
         outcomes = run.jobs(convert_rank, [job for _, _, job in work], run.workers if in_workers else 0)

@@ -324,15 +324,12 @@ def finish_rank(job: tuple[Path, RankReport, JointTimes | None, dict[str, Group]
     A file that already has these times is not written again.
     """
     path, report, times, groups = job
-    trace = et_file.read(path)
-    if groups:
-        trace = with_groups(trace, groups)
-    if times is None:
-        et_file.write(path, trace)
-        return report
-    metadata = dict(trace.metadata)
-    changed = add_times(trace, times)
-    add_report(trace, report)
+    before = et_file.read(path)
+    trace = with_groups(before, groups) if groups else before
+    metadata = dict(before.metadata)
+    changed = times is not None and add_times(trace, times)
+    if times is not None:
+        add_report(trace, report)
     if groups or changed or trace.metadata != metadata:
         et_file.write(path, trace)
     return report

@@ -150,7 +150,14 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
     )
     for traces in found_sets:
         known = sets.setdefault(traces.name, traces)
-        if known is not traces:
+        hosts = files.get(traces.name, {})
+        if hosts.keys() == traces.pairs.keys() and all([*kinds] == ["host"] for kinds in hosts.values()):
+            # NAME_host.json beside a NAME.pt.trace.json.
+            known.pairs = {
+                rank: Pair(pair.rank, hosts[rank]["host"], pair.device) for rank, pair in traces.pairs.items()
+            }
+            known.incomplete = {}
+        elif known is not traces:
             left = ", ".join(str(file) for pair in traces.pairs.values() for file in pair.files)
             known.warnings.append(f"{left}: left out, as another run is named {known.name}; rename one.")
     chosen = [traces for name, traces in sets.items() if fnmatch.fnmatchcase(name, pattern)]

@@ -189,6 +189,16 @@ def test_the_same_rank_twice(tmp_path: Path) -> None:
     assert any("traces of the same process, 1000" in problem for problem in result.problems)
 
 
+def test_a_host_trace_of_our_scheme_beside_one_of_pytorch(tmp_path: Path) -> None:
+    """run_host.json with run.pt.trace.json was a rank without a device trace, and another run left out."""
+    host, device = write(tmp_path, world_size=1)
+    device = device.rename(tmp_path / "run.pt.trace.json")
+    result = convert(tmp_path)
+    assert not result.failed and not result.warnings and result.traces.name == "run"
+    assert result.traces.pairs[0].files == [host, device]
+    assert result.good[0].report.link_rate == 1.0
+
+
 def test_two_files_for_one_trace(tmp_path: Path) -> None:
     host, _ = write(tmp_path, world_size=1)
     shutil.copy(host, tmp_path / "run_rank0_host.json")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from trace_reading import load
 
-from chakra_et.capture.check import check_pair
+from chakra_et.capture.check import inspect_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +60,7 @@ def test_hugging_face_trainer_is_traced_by_optimizer_steps(accumulation, tmp_pat
     trainer, _ = hugging_face(tmp_path, accumulation)
     trainer.train()
     host = tmp_path / "out" / "hf_host.json"
-    assert check_pair(host, tmp_path / "out" / "hf_device.json", 2) == []
+    assert inspect_pair(host, tmp_path / "out" / "hf_device.json", 2).problems == []
     names = [node["name"] for node in load(host)["nodes"]]
     # The observer runs in one step only.
     assert names.count("Optimizer.step#AdamW.step") == 1
@@ -86,7 +86,9 @@ def test_hugging_face_trainer_that_ends_early_or_fails(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "the loss is not a number" in done.stderr
     assert not load(tmp_path / "out" / "hf_manifest.json")["complete"]
-    assert check_pair(tmp_path / "out" / "hf_host.json", tmp_path / "out" / "hf_device.json", 2) == []
+    assert (
+        inspect_pair(tmp_path / "out" / "hf_host.json", tmp_path / "out" / "hf_device.json", 2).problems == []
+    )
 
 
 def lightning_trainer(folder: Path, fail_at: int = -1, accumulation: int = 1):
@@ -124,7 +126,7 @@ def lightning_trainer(folder: Path, fail_at: int = -1, accumulation: int = 1):
 def test_lightning_is_traced_by_optimizer_steps(accumulation, tmp_path):
     trainer, module, data = lightning_trainer(tmp_path, accumulation=accumulation)
     trainer.fit(module, data)
-    assert check_pair(tmp_path / "pl_host.json", tmp_path / "pl_device.json", 2) == []
+    assert inspect_pair(tmp_path / "pl_host.json", tmp_path / "pl_device.json", 2).problems == []
     names = [node["name"] for node in load(tmp_path / "pl_host.json")["nodes"]]
     assert names.count("Optimizer.step#SGD.step") == 1
     assert names.count("aten::linear") == accumulation
@@ -140,7 +142,7 @@ def test_lightning_that_fails_keeps_its_trace_and_the_reason(tmp_path):
         trainer.fit(module, data)
     manifest = load(tmp_path / "pl_manifest.json")
     assert "after 1 of 2 active steps (RuntimeError: the loss is not a number)" in manifest["reason"]
-    assert check_pair(tmp_path / "pl_host.json", tmp_path / "pl_device.json", 2) == []
+    assert inspect_pair(tmp_path / "pl_host.json", tmp_path / "pl_device.json", 2).problems == []
 
 
 def test_accelerate_needs_no_callback(tmp_path):

@@ -7,7 +7,7 @@ import re
 import pytest
 from trace_reading import device_ids, host_ids, load
 
-from chakra_et.capture.tracer import check_pair
+from chakra_et.capture.check import inspect_pair
 
 WORKER = "tests/tracing/worker.py"
 
@@ -40,7 +40,7 @@ def test_every_rank_has_its_own_pair_and_the_manifest_knows_all(torchrun, tmp_pa
         files = {kind: folder / entry["name"] for kind, entry in record["files"].items()}
         assert set(files) == {"host", "device"}
         assert host_ids(load(files["host"])) == device_ids(load(files["device"]))
-        assert check_pair(files["host"], files["device"], 3) == []
+        assert inspect_pair(files["host"], files["device"], 3).problems == []
         assert record["steps"] == [2, 3, 4] and len(record["step_times_us"]) == 3
         recorded = [node["name"] for node in load(files["host"])["nodes"]]
         assert recorded.count("## process_group:init ##") == 1
@@ -59,7 +59,7 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
     assert survivor["steps"] == [2] and survivor["unfinished_step"] == 3
     # The failed collective, or the launcher's SIGTERM where that comes first.
     assert re.search(r"after 1 of 3 active steps \((RuntimeError|SystemExit)", survivor["reason"])
-    assert check_pair(folder / "t_host.json", folder / "t_device.json", 2) == []
+    assert inspect_pair(folder / "t_host.json", folder / "t_device.json", 2).problems == []
     if fault == "kill":
         assert manifest["missing_ranks"] == [1] and "no report from rank 1" in manifest["reason"]
         assert not (folder / "t_rank1_host.json").exists()
@@ -67,7 +67,7 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
     else:
         assert manifest["missing_ranks"] == []
         assert "rank 1: training ended" in manifest["reason"] and "not a number" in manifest["reason"]
-        assert check_pair(folder / "t_rank1_host.json", folder / "t_rank1_device.json", 2) == []
+        assert inspect_pair(folder / "t_rank1_host.json", folder / "t_rank1_device.json", 2).problems == []
         assert not list(folder.glob("*.tmp"))
 
 
@@ -79,7 +79,7 @@ def test_rank_without_room_names_its_folder_and_the_other_is_kept(torchrun, tmp_
     warned = f"trace t rank {rank}: the traces can't be written to out: the host and device trace is cut off"
     assert done.stdout.count(warned) == 1
     folder, other = tmp_path / "out", "" if rank else "_rank1"
-    assert check_pair(folder / f"t{other}_host.json", folder / f"t{other}_device.json", 3) == []
+    assert inspect_pair(folder / f"t{other}_host.json", folder / f"t{other}_device.json", 3).problems == []
     manifest = load(folder / "t_manifest.json")
     assert not manifest["complete"] and manifest["ranks"][rank]["files"] == {}
     assert not list(folder.glob("*.tmp"))

@@ -1,4 +1,4 @@
-"""check_pair names what keeps a pair from being linked; groups in forms that no CPU run has."""
+"""inspect_pair names what keeps a pair from being linked; groups in forms that no CPU run has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trace_reading import load, train
 
 from chakra_et.capture.check import inspect_pair
 from chakra_et.capture.recorder import experimental_config
-from chakra_et.capture.tracer import ChakraTracer, check_pair
+from chakra_et.capture.tracer import ChakraTracer
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def altered(pair, tmp_path):
             if change:
                 change(copy)
             path.write_text(json.dumps(copy))
-        return check_pair(*paths, 2)
+        return inspect_pair(*paths, 2).problems
 
     return check
 
@@ -198,7 +198,12 @@ def test_committed_captures_are_whole_and_can_be_linked(path):
         for entry in files.values():
             content = (path.parent / entry["name"]).read_bytes()
             assert hashlib.sha256(content).hexdigest() == entry["sha256"]
-        assert check_pair(path.parent / files["host"]["name"], path.parent / files["device"]["name"], 2) == []
+        assert (
+            inspect_pair(
+                path.parent / files["host"]["name"], path.parent / files["device"]["name"], 2
+            ).problems
+            == []
+        )
 
 
 def test_captures_are_committed():
