@@ -37,7 +37,6 @@ from chakra_et.capture import gloo
 from chakra_et.capture import manifest as trace_manifest
 from chakra_et.capture.check import PairReport, inspect_pair
 from chakra_et.capture.config import TraceConfig, check_trace_name
-from chakra_et.capture.check import PairReport, inspect_pair
 from chakra_et.capture.manifest import Mailbox, TraceFiles, notify, summarise
 from chakra_et.capture.recorder import Recorder
 

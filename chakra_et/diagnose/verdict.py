@@ -190,7 +190,7 @@ def diagnose(run: Run) -> Diagnosis:
         shares=busy.shares,
         hidden=busy.hidden,
         kernels=top_kernels(run, classes, device),
-        uneven_steps=uneven_steps(run),
+        uneven_steps=uneven_steps(run, has_device),
     )
     proposals = _proposals(aligned, found, starts, has_device, halved, causes)
     by_gain = sorted(proposals, key=lambda each: -each.gain)

@@ -72,12 +72,11 @@ def _text(answer: dict[str, Any]) -> str:
         f"{answer['file']}: {answer['nodes']:,} nodes, {edges['data'] + edges['ctrl']:,} edges, "
         f"{answer['bytes'] / 1e6:.1f} MB"
     ]
-    metadata = {
-        name: value for name, value in answer["metadata"].items() if not isinstance(value, (dict, list))
-    }
     facts = {
         "metadata": ", ".join(
-            f"{name} {shortened(str(value), LONGEST_TEXT)}" for name, value in metadata.items()
+            f"{name} {shortened(str(value), LONGEST_TEXT)}"
+            for name, value in answer["metadata"].items()
+            if value != "" and not isinstance(value, (dict, list))
         ),
         "types": _counts(answer["nodes_by_type"]),
         "kinds": _counts(answer["nodes_by_kind"]),

@@ -54,6 +54,10 @@ def reads_each_result(step: int) -> Body:
     return [each for _ in range(30) for each in read]
 
 
+FUSED = Op(
+    "CompiledFunction",
+    [Op("## Call CompiledFxGraph fu75 ##", [Busy(400_000), Op("aten::mm", [Busy(1000)])], "user_annotation")],
+)
 PROGRAMS: dict[str, Callable[[int], Body]] = {
     "host": lambda step: [operator("ampere_sgemm_64x64_tn", 4, host_us=20) for _ in range(40)],
     "host, each result read": reads_each_result,
@@ -63,6 +67,7 @@ PROGRAMS: dict[str, Callable[[int], Body]] = {
     "memory allocation": allocates,
     "compilation": compiles_once,
     "cpu": lambda step: [Op(name, [Busy(400_000)]) for name in ("aten::mm", "aten::gelu") * 6],
+    "cpu, fused by a compiler": lambda step: [FUSED] * 6,
 }
 
 
@@ -70,10 +75,26 @@ PROGRAMS: dict[str, Callable[[int], Body]] = {
 def test_converted_programs(bound: str, tmp_path: Path) -> None:
     body: Body = []
     for step in range(4):
-        ends = [] if bound == "cpu" else [synchronise()]
+        ends = [] if bound.startswith("cpu") else [synchronise()]
         inside = [Busy(2000), *PROGRAMS[bound](step), *ends]
         body += [Op(f"ProfilerStep#{step + 2}", inside, "user_annotation"), Busy(2000)]
     generate(Program({"main": body}, latency=3000)).write(tmp_path)
     assert main(["convert", "--dir", str(tmp_path)]) == 0
     found = diagnose(load_run(str(tmp_path / "run")))
     assert found.bound == bound.partition(",")[0], found.lines()
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_only_devices_finish_queued_work_in_the_last_step(device: bool, tmp_path: Path) -> None:
+    work = operator(GEMM, 100) if device else Op("aten::mm", [Busy(100_000)])
+    ends = [synchronise()] if device else []
+    body: Body = []
+    for step, count in enumerate((4, 4, 4, 12)):
+        body += [
+            Op(f"ProfilerStep#{step}", [Busy(2000), *[work] * count, *ends], "user_annotation"),
+            Busy(2000),
+        ]
+    generate(Program({"main": body}, latency=3000)).write(tmp_path)
+    assert main(["convert", "--dir", str(tmp_path)]) == 0
+    sentence = diagnose(load_run(str(tmp_path / "run"))).uneven_steps
+    assert "ProfilerStep#3 of rank 0 takes" in sentence and ("devices" in sentence) == device

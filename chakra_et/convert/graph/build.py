@@ -13,10 +13,10 @@ from chakra_et.arrays import lane_order, narrowed
 from chakra_et.convert.graph.communication import Communication
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, Edges, Graph, NodeKind, Rows, distinct
-from chakra_et.convert.graph.timeline import Lane, Timeline, on_device
+from chakra_et.convert.graph.timeline import Lane, Timeline, named, on_device
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import ANNOTATION, CATEGORIES, MEMCPY, MEMSET, RUNTIME
+from chakra_et.traces.device_format import ANNOTATION, CATEGORIES, CPU_OP, MEMCPY, MEMSET, RUNTIME
 
 # Of the dependencies between consecutive rows of a lane.
 ORDER_KINDS = {
@@ -98,6 +98,10 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, edges: np.ndarray, waits: np.
     of_category[RUNTIME:] = NodeKind.RUNTIME
     of_category[[ANNOTATION, -1]] = NodeKind.HOST_OVERHEAD  # outside all events, too
     category = np.where(owner >= 0, device.category[owner], len(CATEGORIES))
+    if not len(on_device(device)):
+        # Without a device, what a compiled graph does between operators is its fused kernels.
+        fused = named(device, lambda name: name.startswith("## Call CompiledFxGraph"))
+        category[fused[owner] & (category == ANNOTATION)] = CPU_OP
     rows = Rows(lane, start, end, owner, of_category[category], np.full(len(owner), -1, dtype=np.int32))
     # An annotation is a node of duration 0: its self time is Python around the operators.
     marks = (category == ANNOTATION) & is_first
