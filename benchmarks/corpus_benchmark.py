@@ -187,8 +187,8 @@ def replay_errors(name: str) -> dict[int, dict[str, float | None]]:
             for job in find_rank_sets(config.names):
                 reports, _ = replay.run(job, config)
                 for each in reports[semantics]:
-                    percent = each.total.error_percent
-                    errors.setdefault(each.rank, {})[semantics] = (
+                    percent = each["error_percent"]
+                    errors.setdefault(each["rank"], {})[semantics] = (
                         None if percent is None else round(percent, 2)
                     )
         except TraceError as error:

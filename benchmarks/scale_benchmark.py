@@ -107,12 +107,10 @@ def step_ms(name: str, measured: bool = False, first: int = 0) -> float:
     ranks = [rank for rank, _ in files]
     run = make_run("", traces, ranks, read_comm_groups(set_of.groups_file))
     answer = report(run, run.start_ns, run.end_ns)
-    steps = [rank.steps[first:] or [rank.total] for rank in answer]
-    times = [
-        max((step.measured_ns or 0) if measured else step.simulated_ns for step in of_ranks)
-        for of_ranks in zip(*steps, strict=True)
-    ]
-    return statistics.mean(times) / 1e6
+    steps = [rank["steps"][first:] or [rank] for rank in answer]
+    which = "measured_us" if measured else "simulated_us"
+    times = [max(step[which] or 0 for step in of_ranks) for of_ranks in zip(*steps, strict=True)]
+    return statistics.mean(times) / 1e3
 
 
 def quietly(*arguments: str) -> None:

@@ -136,21 +136,18 @@ def _module_passes(operators: Operators) -> list[Pass]:
         return []
     found: list[Pass] = []
     for rows in forward:
-        starts: list[int] = []
+        starts: dict[str, int] = {}  # the first row of each module
         previous: str | None = None
         for row in rows:
             member = of_path.get(int(index[row]))
-            if member is None and previous is not None:
-                found.append((starts, row))
-                starts = []
-            if member is not None and member != previous:
-                if member in {of_path.get(int(index[start])) for start in starts}:
-                    found.append((starts, row))
-                    starts = []
-                starts.append(row)
+            if starts and (member is None or (member != previous and member in starts)):
+                found.append(([*starts.values()], row))
+                starts = {}
+            if member is not None:
+                starts.setdefault(member, row)
             previous = member
         if starts:
-            found.append((starts, _next_top(operators, rows[-1])))
+            found.append(([*starts.values()], _next_top(operators, rows[-1])))
     return found
 
 

@@ -126,16 +126,15 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
     before, after = solve(run, run.measured), solve(changed, setting)
     before_ns, after_ns = mean_step_ns(run, before), mean_step_ns(changed, after)
     off = []  # by each doubt come true by one standard deviation
-    for doubt in setting.doubts if explain else ():
-        if not (doubt.own_ns.any() or doubt.lasting_ns.any()):
-            continue
-        doubtful = replace(
-            setting,
-            own_ns=np.maximum(setting.own_ns + doubt.own_ns, 0),
-            lasting_ns=np.maximum(setting.lasting_ns + doubt.lasting_ns, 0),
-            demand=None if doubt.lasting_ns.any() else setting.demand,
-        )
-        off.append(mean_step_ns(changed, solve(changed, doubtful)) - after_ns)
+    for own, lasting in setting.doubts if explain else ():
+        if own.any() or lasting.any():
+            doubtful = replace(
+                setting,
+                own_ns=np.maximum(setting.own_ns + own, 0),
+                lasting_ns=np.maximum(setting.lasting_ns + lasting, 0),
+                demand=None if lasting.any() else setting.demand,
+            )
+            off.append(mean_step_ns(changed, solve(changed, doubtful)) - after_ns)
     none: list[dict[str, float]] = [{}] * max(len(run.steps), len(changed.steps))
     bound = [bounds(run, before), bounds(changed, after)] if explain else [none, none]
     steps_before = run.step_times(before.start_ns, before.end_ns)

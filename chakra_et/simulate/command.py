@@ -21,7 +21,7 @@ from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
 from chakra_et.convert.inputs import find_runs, with_et_files
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import RankSet, Skeletons
-from chakra_et.simulate.replay_report import RankReplay, report, table
+from chakra_et.simulate.replay_report import report, table
 from chakra_et.simulate.replays import astra_replay
 from chakra_et.simulate.run import Run, make_run
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "name": title,
                 "files": {rank: str(path) for rank, path in job.files.items()},
                 "notes": notes,
-                "replays": {name: [rank.as_json() for rank in ranks] for name, ranks in reports.items()},
+                "replays": reports,
             }
         )
         if not config.json:
@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
-    """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
+def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """``report`` of the ranks of one job by semantics, and notes. Raises ``TraceError`` for bad files."""
     traces = job.read(config.skeletons)
     made = make_run(job.name, traces, list(job.files), job.groups)
     notes = [*job.notes, *made.notes]
@@ -99,12 +99,12 @@ def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]]
     return {name: report(made, *_SIMULATORS[name](made)) for name in chosen}, notes
 
 
-def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[str]:
+def _exceeded(reports: dict[str, list[dict[str, Any]]], max_error: float) -> list[str]:
     """One sentence per rank whose error exceeds ``max_error`` percent or has no measurement."""
     sentences = []
     for semantics, ranks in reports.items():
         for rank in ranks:
-            error, who = rank.total.error_percent, f"rank {rank.rank} ({semantics})"
+            error, who = rank["error_percent"], f"rank {rank['rank']} ({semantics})"
             if error is None:
                 sentences.append(f"{who} has no measured time to check against --max-error")
             elif abs(error) > max_error:

@@ -30,14 +30,6 @@ _ATTEMPTS = 50
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """By how many ns each node may last longer for one cause, one standard deviation; int64[N]."""
-
-    own_ns: np.ndarray
-    lasting_ns: np.ndarray
-
-
-@dataclass(frozen=True)
 class Demand:
     """What the operations of matched communication ask of the network: see ``share``.
 
@@ -54,13 +46,15 @@ class Demand:
 class Setting:
     """What a run depends on. ``graph``: nodes and dependencies; ``own_ns[N]``: how long each node runs;
     ``lasting_ns[N]``: how long a matched communication runs on after its last member has started, int64.
-    ``demand``: where the network was changed. ``notes``: what was assumed, one sentence each."""
+    ``demand``: where the network was changed. ``doubts``: by how much each node may last longer for one cause
+    (of ``own_ns``, of ``lasting_ns``), one standard deviation. ``notes``: what was assumed, one sentence
+    each."""
 
     graph: ReplayGraph
     own_ns: np.ndarray
     lasting_ns: np.ndarray
     demand: Demand | None = None
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     notes: tuple[str, ...] = ()
 
     def noting(self, sentence: str) -> Setting:
@@ -69,9 +63,9 @@ class Setting:
 
     def doubting(self, own_ns: np.ndarray | None = None, lasting_ns: np.ndarray | None = None) -> Setting:
         """The same setting with one more doubt."""
-        given = (np.zeros(len(self.graph)) if each is None else each for each in (own_ns, lasting_ns))
-        doubt = Doubt(*(np.rint(each).astype(np.int64) for each in given))
-        return replace(self, doubts=(*self.doubts, doubt))
+        none = np.zeros(len(self.graph))
+        own, lasting = (np.rint(none if of is None else of).astype(np.int64) for of in (own_ns, lasting_ns))
+        return replace(self, doubts=(*self.doubts, (own, lasting)))
 
 
 @dataclass(frozen=True)

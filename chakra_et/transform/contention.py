@@ -27,12 +27,10 @@ class Slowdown:
 
     def without(self, run: Run) -> Run:
         """The run whose operators take what they take alone."""
-        alone = run.graph.own_ns - self.part * time_beside_transfers(run, run.measured)
-        micros = run.graph.scatter(np.rint(alone / 1000).astype(np.int64))
-        changes = run.graph.scatter((alone < run.graph.own_ns).astype(np.int64))
+        longer = np.rint(self.part * time_beside_transfers(run, run.measured) / 1000).astype(np.int64)
         traces = [
-            replace(trace, duration_micros=np.where(changed, taken, trace.duration_micros).astype(np.uint64))
-            for trace, taken, changed in zip(run.graph.traces, micros, changes, strict=True)
+            replace(trace, duration_micros=trace.duration_micros - micros.astype(np.uint64))
+            for trace, micros in zip(run.graph.traces, run.graph.scatter(longer), strict=True)
         ]
         return as_run(run, traces, [self.note])
 

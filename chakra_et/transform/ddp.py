@@ -65,6 +65,14 @@ class Backward:
     begin: int
     end: int
 
+    def bytes_of(self, bucket: list[int]) -> int:
+        return sum(self.gradients[at].size for at in bucket)
+
+    def rebucketed(self, limit: float) -> list[list[int]]:
+        """The gradients of each bucket of ``limit`` bytes."""
+        sizes, types = ([getattr(each, of) for each in self.gradients] for of in ("size", "type"))
+        return buckets_of(sizes, types, limit, limit)
+
 
 def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]:
     """The backward passes of a trace, one per step. Raises ``TraceError``, which begins with ``flag``, where
@@ -137,11 +145,6 @@ def refuse_others(
             f"{flag}: {len(other):,} of {len(talks):,} communication operators of rank {rank} aren't DDP's "
             f"all-reduces of gradients, {trace.names[int(other[0])]} for one: only runs of DDP are known"
         )
-
-
-def bucket_bytes(step: Backward, part: list[int]) -> int:
-    """The bytes of a bucket."""
-    return sum(step.gradients[at].size for at in part)
 
 
 def awaited(run: Run, backward: Sequence[Sequence[Backward]]) -> np.ndarray:
@@ -222,19 +225,9 @@ class BucketSize:
             last = CollectiveTimes(run, self.model, awaited(run, [steps for _, steps in found]))
         traces, sizes = [], []
         for trace, steps in found:
-            limit = self.mb * 2**20
-            plan = [
-                buckets_of([g.size for g in step.gradients], [g.type for g in step.gradients], limit, limit)
-                if step.buckets
-                else []
-                for step in steps
-            ]
-            sizes.append(
-                [
-                    [bucket_bytes(step, part) for part in parts]
-                    for step, parts in zip(steps, plan, strict=True)
-                ]
-            )
+            plan = [step.rebucketed(self.mb * 2**20) if step.buckets else [] for step in steps]
+            pairs = zip(steps, plan, strict=True)
+            sizes.append([[step.bytes_of(part) for part in parts] for step, parts in pairs])
             traces.append(_rebucketed(trace, steps, plan, times, last, len(ranks)))
         for rank, of_rank in zip(ranks, sizes, strict=True):
             if of_rank != sizes[0]:
@@ -274,7 +267,7 @@ def _rebucketed(
     for step, parts in zip(steps, plan, strict=True):
         for number, part in enumerate(parts):
             around = step.gradients[part[-1]].rows
-            last, size = max(around), bucket_bytes(step, part)
+            last, size = max(around), step.bytes_of(part)
             of_network = last_times if number == len(parts) - 1 else times
             launch = {
                 row: New(last, row, float(trace.duration_micros[row]), parent=around[0])

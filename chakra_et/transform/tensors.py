@@ -130,21 +130,12 @@ class Sizes:
 
 def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
     """Raises ``TraceError``, naming what was looked for, where batch and sequence aren't recognised."""
+    look_ups, parameters, shapes = _shapes_of(of_rank)
+    tables = {found[0] for found in look_ups}
     looked: Counter[Shape] = Counter()
-    parameters: set[Shape] = set()
-    tables: set[Shape] = set()
-    shapes: Counter[Shape] = Counter()
-    for operators in of_rank.values():
-        for row, name in enumerate(operators.name):
-            if name == "aten::embedding":
-                found = operators.shapes(row)
-                if len(found) > 1 and len(found[1]) == 2:
-                    looked[found[1]] += found[0][0]  # the largest table is that of tokens
-                tables |= set(found[:1])
-            elif name == GRADIENT:
-                parameters |= set(operators.shapes(row)[:1])
-            elif name.startswith("aten::"):
-                shapes.update(shape for shape in operators.shapes(row) if len(shape) == 4)
+    for found, count in look_ups.items():
+        if len(found) > 1 and len(found[1]) == 2:
+            looked[found[1]] += count * found[0][0]  # the largest table is that of tokens
     if not looked:
         raise TraceError(
             f"{where}: batch and sequence weren't recognised: no aten::embedding looks up indices of two "
@@ -159,11 +150,33 @@ def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
     heads = Counter(
         (shape[at], shape[3])
         for shape in shapes.elements()
+        if len(shape) == 4
         for at in (1, 2)
         if (shape[0], shape[3 - at]) == (batch, sequence) or (at == 2 and shape[:2] == (sequence, batch))
     )
     several, width = next((pair for pair, _ in heads.most_common() if pair[0] != sequence), (0, 0))
     return Sizes(batch, sequence, frozenset(parameters | tables), frozenset(tables), several, width)
+
+
+def _shapes_of(
+    of_rank: Mapping[int, Operators],
+) -> tuple[Counter[tuple[Shape, ...]], set[Shape], Counter[Shape]]:
+    """How often which inputs are looked up, the table first; the shapes of parameters; and how often all
+    others have which shape."""
+    look_ups: Counter[tuple[Shape, ...]] = Counter()
+    parameters: set[Shape] = set()
+    others: Counter[Shape] = Counter()
+    for operators in of_rank.values():
+        for row, name in enumerate(operators.name):
+            if not (found := operators.shapes(row)):
+                continue
+            if name == "aten::embedding":
+                look_ups[found] += 1
+            elif name == GRADIENT:
+                parameters.add(found[0])
+            else:
+                others.update(found)
+    return look_ups, parameters, others
 
 
 def resizing(sizes: Sizes, batch: int, sequence: int, where: str) -> Callable[[Shape], Shape]:
@@ -264,18 +277,8 @@ def find_sharding(
             f"{where}: tensor-parallel operators weren't recognised: no all-reduce or all-gather of a "
             "tensor-parallel group has a recorded shape of three dimensions"
         )
-    shapes: set[Shape] = set()
-    parameters: set[Shape] = set()
-    tables: set[Shape] = set()
-    for operators in of_rank.values():
-        for row, name in enumerate(operators.name):
-            found = operators.shapes(row)
-            if name == GRADIENT:
-                parameters |= set(found[:1])
-            elif name == "aten::embedding":
-                tables |= set(found[:1])
-            else:
-                shapes.update(found)
+    look_ups, parameters, shapes = _shapes_of(of_rank)
+    tables = {found[0] for found in look_ups}
     logits = {shape[-1] for shape in shapes if len(shape) == 3} - {hidden}
     for shape in parameters | tables:
         if len(shape) == 2 and shape.count(hidden) == 1:
