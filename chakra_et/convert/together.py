@@ -310,7 +310,7 @@ def joint_times(
         aligned = align(graph, matching, graph.local_start_ns + origins[graph.trace_of])
         if aligned is None:
             return {}
-        offsets, spread = aligned.offset_ns, aligned.spread_ns
+        offsets, spread, _ = aligned
     wait = waits(matching, graph.local_start_ns + (origins + offsets)[graph.trace_of], graph.duration_ns)
     micros = np.where(matching.channel >= 0, (wait + 500) // 1000, -1)
     by_trace = graph.scatter(micros.tolist())

@@ -67,13 +67,11 @@ def sweeps_of(operators: Operators, blocks: Blocks | None) -> list[Sweep]:
         for row in range(len(operators.name))
         if operators.name[row] == GRADIENT and not received.intersection(operators.shapes(row)[:1])
     }
-    found: list[Sweep] = []
+    segment, found = operators.trace.column("segment"), list[Sweep]()
+    inside: dict[int, list[int]] = {}
+    for row in sorted(gradients | set(launches)):
+        inside.setdefault(int(operators.top[row]), []).append(row)
     for lane, tops in operators.tops.items():
-        inside: dict[int, list[int]] = {}
-        for row in sorted(gradients | set(launches)):
-            top = int(operators.top[row])
-            if operators.lane[row] == lane and top >= 0:
-                inside.setdefault(top, []).append(row)
         last = -1
         for top in tops:
             if not operators.name[top].startswith(ENGINE):
@@ -84,7 +82,9 @@ def sweeps_of(operators: Operators, blocks: Blocks | None) -> list[Sweep]:
                     found.append(Sweep(lane, [], []))
                 last = number
             for row in inside.get(top, ()) if found else ():
-                if row in gradients and operators.trace.column("segment")[row] == 0:
+                if operators.lane[row] != lane:
+                    continue
+                if row in gradients and segment[row] == 0:
                     found[-1].gradients.append(_gradient(operators, blocks, row))
                 elif row in launches and operators.name[top].endswith(GRADIENT):
                     found[-1].launches.append((launches[row], row))
@@ -114,10 +114,14 @@ def whole_collectives(operators: Operators, known: Collection[int], held: int) -
 
 
 def grown_reductions(
-    operators: Operators, sweeps: Sequence[Sweep], grown: Callable[[Gradient], float]
+    operators: Operators,
+    sweeps: Sequence[Sweep],
+    grown: Callable[[Gradient], float],
+    among: np.ndarray | None = None,
 ) -> dict[int, int]:
-    """The new bytes of collectives of gradients, by row, where a gradient has ``grown`` times its elements:
-    a bucket has the gradients since the launch before its own, other collectives have all of them."""
+    """The new bytes of collectives of gradients, by row (``among`` these, bool[N]), where a gradient has
+    ``grown`` times its elements: a bucket has the gradients since the launch before its own, other
+    collectives have all of them."""
     if not sweeps:
         return {}
     sizes, ratios = operators.trace.column("comm_size"), {}
@@ -131,7 +135,11 @@ def grown_reductions(
     every = max((sweep.gradients for sweep in sweeps), key=len)
     held = sum(math.prod(each.shape) for each in every)
     ratios |= dict.fromkeys(whole_collectives(operators, ratios, held), _growth(every, grown))
-    return {row: max(round(int(sizes[row]) * ratio), 1) for row, ratio in ratios.items() if ratio != 1}
+    return {
+        row: max(round(int(sizes[row]) * ratio), 1)
+        for row, ratio in ratios.items()
+        if ratio != 1 and (among is None or among[row])
+    }
 
 
 def _growth(gradients: Sequence[Gradient], grown: Callable[[Gradient], float]) -> float:

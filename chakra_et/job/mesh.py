@@ -287,14 +287,18 @@ class ScaledGroups:
         at_ends: Collection[str] = (),
     ):
         self.old, self.new = old, new
-        self.shapes = {name: shape_of(members, old) for name, members in groups.items()}
-        for name in apart:
-            shape = self.shapes[name]
-            self.shapes[name] = None if shape is None else replace(shape, along="block", size=1)
-        for name, shape in self.shapes.items():
+        self.shapes: dict[str, GroupShape] = {}
+        for name, ranks in groups.items():
+            shape = shape_of(ranks, old)
             if shape is None:
                 continue
-            self.shapes[name] = shape = replace(shape, at_ends=name in at_ends)
+            shape = replace(shape, at_ends=name in at_ends)
+            self.shapes[name] = shape = replace(shape, along="block", size=1) if name in apart else shape
+            if new.dp % shape.size:
+                raise TraceError(
+                    f"--dp {new.dp} is no multiple of {shape.size}, by which group {name} divides the ranks "
+                    "of data parallelism: choose another"
+                )
             for flag, at, what in (("tp", 0, "tensor-parallel places"), ("pp", 1, "stages")):
                 before, after = getattr(old, flag), getattr(new, flag)
                 count = len({place[at] for place in shape.others})
@@ -313,18 +317,12 @@ class ScaledGroups:
             seen[members] += 1
         self.numbers = {(tuple(sorted(groups[name])), self.twin[name]): name for name in kept}
         self.next = max(map(int, kept), default=0) + 1
-        for name, shape in self.shapes.items():
-            if shape is not None and new.dp % shape.size:
-                raise TraceError(
-                    f"--dp {new.dp} is no multiple of {shape.size}, by which group {name} divides the ranks "
-                    "of data parallelism: choose another"
-                )
 
     def name_for(self, group: str, place: Place) -> str:
         """The group that stands for ``group`` on a copy at ``place`` of the new mesh."""
-        shape = self.shapes[group]
-        assert shape is not None
-        key = tuple(self._members(shape, place)), self.twin[group]
+        if group not in self.shapes:
+            raise TraceError(f"group {group} is no grid of {self.old}: give another --mesh")
+        key = tuple(self._members(self.shapes[group], place)), self.twin[group]
         if key not in self.numbers:
             self.numbers[key] = str(self.next)
             self.next += 1
@@ -333,7 +331,6 @@ class ScaledGroups:
     def counts(self, group: str) -> tuple[int, int]:
         """Members of the group that stands for ``group``, in the old and in the new mesh."""
         shape = self.shapes[group]
-        assert shape is not None
         before = shape.size if shape.along == "block" else self.old.dp // shape.size
         return before * len(shape.others), len(self._members(shape, Place(0, 0, 0)))
 

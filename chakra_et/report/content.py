@@ -40,7 +40,7 @@ from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, call_tree, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
-from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.simulate.time_by_kind import KINDS, Shares
 from chakra_et.text import duration, plural, size
 
 # Beyond these, a table of a page shows the entries with the most time.
@@ -130,13 +130,14 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
     reports = _mapping(run.conversion.get("ranks"))
     rows = []
     for replay in run.replays:
-        report = _mapping(reports.get(str(replay.rank)))
-        parts = replay.shares if run.base == "measured" else None
-        measured = replay.total.measured_ns if run.base == "measured" else None
-        error = None if measured is None else replay.total.error_percent
+        rank, measured = replay["rank"], replay["measured_us"] if run.base == "measured" else None
+        report = _mapping(reports.get(str(rank)))
+        error = None if measured is None else replay["error_percent"]
         rate = None if _without_host_trace(report) else report.get("link_rate")
         linked = float(rate) if isinstance(rate, int | float) else None
-        overhead = parts.overhead if parts else None
+        overhead = (
+            None if measured is None else Shares(replay["critical_path_us"], replay["busy_us"]).overhead
+        )
         problems = report.get("problems")
         reasons = list(map(str, problems)) if isinstance(problems, list) else []
         reasons += [run.apart] if run.apart else []
@@ -153,15 +154,15 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
         ]
         rows.append(
             {
-                "rank": replay.rank,
-                "device": run.job.devices.get(replay.rank, ""),
-                "nodes": replay.nodes,
+                "rank": rank,
+                "device": run.job.devices.get(rank, ""),
+                "nodes": replay["nodes"],
                 "linked": linked,
                 "left_out": sum(map(_count, _entries(report, "losses"))) if report else None,
                 "replay_error": error,
                 "overhead": overhead,
-                "measured_ns": measured,
-                "replayed_ns": replay.total.simulated_ns,
+                "measured_ns": None if measured is None else round(measured * 1000),
+                "replayed_ns": round(replay["simulated_us"] * 1000),
                 "reasons": reasons,
                 "findings": findings,
             }

@@ -222,7 +222,7 @@ def _measured(job: Run, start: np.ndarray, notes: list[str]) -> tuple[np.ndarray
     clocks = graph.clock_ns
     if clocks is None and job.matching.channels:
         aligned = align(graph, job.matching, start)
-        clocks = None if aligned is None else aligned.offset_ns
+        clocks = None if aligned is None else aligned[0]
     if clocks is None:
         clocks = -np.minimum.reduceat(start, graph.first[:-1])
         notes.append("the ranks' clocks can't be compared, so each rank is shown from its own first node on")

@@ -47,8 +47,6 @@ class ReplayGraph:
     - ``source[E]``, ``target[E]``: node numbers
     - ``position[N]``: topological order, lowest ready id first
     - ``local_start_ns[N]``: recorded start times, each on its rank's clock; None if a file has none
-    - ``transfer[N]`` float64: the part (0 to 1) of a communication node's duration that is transfer, not
-      wait, from ``transfer_micros`` and ``wait_micros``; None if no file has them
     - ``clock_ns[T]``: what to add to each rank's clock; None if the files do not have it
     - ``lag_ns[E]``, ``own_ns[N]``: a node ends ``own_ns`` after the latest end + ``lag_ns`` of its
       dependencies. ``lag_ns`` is 0 and ``own_ns`` is ``duration_ns`` except for device work and the overhead
@@ -71,7 +69,6 @@ class ReplayGraph:
     target: np.ndarray
     position: np.ndarray
     local_start_ns: np.ndarray | None
-    transfer: np.ndarray | None
     clock_ns: np.ndarray | None
     lag_ns: np.ndarray
     own_ns: np.ndarray
@@ -178,14 +175,12 @@ def build_graph(
         raise TraceError(f"{len(traces)} traces do not match ranks {ranks}: give one trace per rank")
     _check_ranks(traces, ranks)
     first = np.concatenate(([0], np.cumsum([len(trace) for trace in traces], dtype=np.int64)))
-    rows, sources, targets = [], [], []
+    parts = []
     for rank, start, trace in zip(ranks, first, traces, strict=False):
         _check_times(trace, rank, _LIMIT_NS // len(traces))
         row, source, target = _edges(trace, rank)
-        rows.append(row)
-        sources.append(source + start)
-        targets.append(target + start)
-    source, target, row = np.concatenate(sources), np.concatenate(targets), np.concatenate(rows)
+        parts.append((row, source + start, target + start))
+    row, source, target = map(np.concatenate, zip(*parts, strict=True))
     trace_of = np.repeat(np.arange(len(traces)), np.diff(first))
     place = first[trace_of] + row
     in_rows = slice(None) if (np.diff(place) == 1).all() else place
@@ -196,13 +191,6 @@ def build_graph(
     gap = gather([trace.column("stream_gap_ns", -1) for trace in traces])
     launched = (latency >= 0)[target] & is_cpu[source]
     timed = all(trace.start_micros.any() for trace in traces)
-    transfer = None
-    if any("wait_micros" in trace.attributes for trace in traces):
-        part, wait = (
-            gather([trace.column(name) for trace in traces]).astype(np.float64)
-            for name in ("transfer_micros", "wait_micros")
-        )
-        transfer = np.divide(part, part + wait, out=np.ones(len(part)), where=part + wait > 0)
     groups: dict[str, int] = {}
     graph = ReplayGraph(
         traces=traces,
@@ -220,7 +208,6 @@ def build_graph(
         target=target,
         position=np.arange(first[-1]),
         local_start_ns=gather([t.start_micros for t in traces]).astype(np.int64) * 1000 if timed else None,
-        transfer=transfer,
         clock_ns=_clocks(traces),
         lag_ns=np.where(launched, (latency - np.maximum(gap, 0))[target], 0),
         own_ns=np.where(gap >= 0, gap, duration),

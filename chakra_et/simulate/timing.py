@@ -53,17 +53,17 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
     """
     if len(graph.traces) == 1:
         return Timing([0], graph.duration_ns)
-    local, clocks = graph.local_start_ns, graph.clock_ns
-    starts = aligned = None
+    local, clocks, starts = graph.local_start_ns, graph.clock_ns, None
     release, notes = [0] * len(graph.traces), []
-    if local is not None and clocks is None and matching.channels:
-        aligned = align(graph, matching, local)
-        if aligned is not None:
-            clocks = aligned.offset_ns
-            notes.append(
-                f"clocks aligned by {aligned.matched} collectives; the uncertainty of the offsets is up to "
-                f"{int(aligned.spread_ns.max()) / 1000:.0f} µs"
-            )
+    spread = max(trace.metadata_int("clock_spread_ns") or 0 for trace in graph.traces)
+    found = None if local is None or clocks is not None else align(graph, matching, local)
+    if found is not None:
+        clocks, spreads, matched = found
+        spread = int(spreads.max())
+        notes.append(
+            f"clocks aligned by {matched} collectives; the uncertainty of the offsets is up to "
+            f"{spread / 1000:.0f} µs"
+        )
     if local is not None and clocks is not None:
         starts = local + clocks[graph.trace_of]
         begins = np.minimum.reduceat(starts, graph.first[:-1])
@@ -73,11 +73,13 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
                 f"the ranks' traces begin {max(release) / 1e9:.0f} s apart: give the files of one run"
             )
         planned = any("planned_step_micros" in trace.metadata for trace in graph.traces)
-        notes += [] if planned else _skew(graph, release, aligned)  # a plan has no clocks
+        notes += [] if planned else _skew(graph, release, spread)  # a plan has no clocks
     if not matching.channels:
         return Timing(release, graph.duration_ns, notes)
-    if graph.transfer is not None:
-        return Timing(release, np.rint(graph.duration_ns * graph.transfer).astype(np.int64), notes)
+    if any("wait_micros" in trace.attributes for trace in graph.traces):
+        part, wait = (graph.attribute(of, 0).astype(float) for of in ("transfer_micros", "wait_micros"))
+        share = np.divide(part, part + wait, out=np.ones(len(part)), where=part + wait > 0)
+        return Timing(release, np.rint(graph.duration_ns * share).astype(np.int64), notes)
     if starts is None:
         shortest = "each collective takes its shortest recorded duration on all ranks"
         lacking = "the files have no start times, or too few common collectives to align their clocks"
@@ -88,31 +90,20 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
     return Timing(release, graph.duration_ns - waits(matching, starts, graph.duration_ns), notes)
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """Clock offsets of T traces, int64[T]: add ``offset_ns`` to the recorded times of each trace.
-
-    ``spread_ns``, int64[T], is the median absolute deviation of the collectives' ends around the offset,
-    ``matched`` the number of collectives compared.
-    """
-
-    offset_ns: np.ndarray
-    spread_ns: np.ndarray
-    matched: int
-
-
-def align(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> Alignment | None:
-    """The clock offsets of all ranks; None if some rank has no collective in common with the others.
+def align(
+    graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """What to add to the recorded times of each trace, and the median absolute deviation of the collectives'
+    ends around that, int64[T] ns; the number of collectives compared. None if some rank has no collective in
+    common with the others.
 
     ``starts_ns`` int64[N]: recorded start times, each on the clock of its rank.
     """
-    ends = starts_ns + graph.duration_ns
-    nodes = matching.complete()
-    kind = graph.attribute("comm_type", -1)
-    nodes = nodes[(graph.types[nodes] == NodeType.COMM_COLL) & np.isin(kind[nodes], SYMMETRIC)]
-    nodes = nodes[np.argsort(matching.operation[nodes], kind="stable")]
-    operations = np.split(nodes, np.flatnonzero(np.diff(matching.operation[nodes])) + 1)
-    operations = sorted((each for each in operations if len(each) > 1), key=lambda each: int(each[0]))
+    ends, usable = starts_ns + graph.duration_ns, np.zeros(len(graph), bool)
+    usable[matching.complete()] = True
+    usable &= (graph.types == NodeType.COMM_COLL) & np.isin(graph.attribute("comm_type", -1), SYMMETRIC)
+    chosen = (each for each in matching.members if len(each) > 1 and usable[each].all())
+    operations = sorted(chosen, key=lambda each: int(each[0]))
     differences: dict[tuple[int, int], list[int]] = {}
     for members in operations:
         first, *others = graph.trace_of[members].tolist()
@@ -133,7 +124,7 @@ def align(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> Alig
         base, before = offset[known]
         offset[new] = (base + sign * middle, max(before, spread))
     columns = np.array([offset[trace] for trace in range(len(graph.traces))], dtype=np.int64)
-    return Alignment(columns[:, 0], columns[:, 1], len(operations))
+    return columns[:, 0], columns[:, 1], len(operations)
 
 
 def waits(matching: Matching, starts_ns: np.ndarray, lasted_ns: np.ndarray) -> np.ndarray:
@@ -148,8 +139,9 @@ def waits(matching: Matching, starts_ns: np.ndarray, lasted_ns: np.ndarray) -> n
     return wait
 
 
-def _skew(graph: ReplayGraph, release: list[int], aligned: Alignment | None) -> list[str]:
-    """A sentence about ranks that begin at different times, and how well the clocks tell it.
+def _skew(graph: ReplayGraph, release: list[int], spread: int) -> list[str]:
+    """A sentence about ranks that begin at different times, and how well the clocks, whose offsets have a
+    ``spread`` in ns, tell it.
 
     A clock that is off moves the ends of common collectives too, by which clocks are aligned; a late start
     doesn't.
@@ -157,8 +149,6 @@ def _skew(graph: ReplayGraph, release: list[int], aligned: Alignment | None) -> 
     last, first = int(np.argmax(release)), int(np.argmin(release))
     if release[last] < LEAST_SKEW_NS:
         return []
-    spreads = [trace.metadata_int("clock_spread_ns") or 0 for trace in graph.traces]
-    spread = max(spreads) if aligned is None else int(aligned.spread_ns.max())
     known = (
         f"agree to {spread / 1e3:.0f} µs by the ends of common collectives" if spread else "are one host's"
     )

@@ -25,11 +25,11 @@ from chakra_et.job.gradients import (
     Sweep,
     buckets_of,
     elements,
+    grown_reductions,
     launch_tree,
     limits_of,
     parameters_of,
     sweeps_of,
-    whole_collectives,
 )
 from chakra_et.job.mesh import Mesh, Place
 from chakra_et.job.operators import Operators, Shape
@@ -40,8 +40,7 @@ from chakra_et.transform.unroll import Draft, drafted, finished
 _MOST_LAYERS = 4096
 _REDUCED = {
     "by rule": "the buckets of {:,} backward passes were refilled by DDP's rule",
-    "by bytes": "the buckets of {:,} backward passes keep their number, and have the bytes of the gradients "
-    "before each",
+    "by bytes": "the buckets of {:,} backward passes keep their number, and grew with their gradients",
     "whole": "{:,} collectives of all gradients grew with the elements",
 }
 
@@ -126,18 +125,22 @@ def _layered(
     trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))
     draft = drafted(trace, blocks, copies)
     nodes = {draft.old[node]: node for lane in draft.lanes.values() for node in lane}
-    counts = {"before": elements(before), "after": elements(after), "by rule": 0, "by bytes": 0, "whole": 0}
+    counts = {"before": elements(before), "after": elements(after), "by rule": 0, "by bytes": 0}
+    grown = grown_reductions(
+        operators, sweeps, lambda each: copies[each.block] if each.block >= 0 else 1, blocks.block < 0
+    )
     for sweep in sweeps:
+        reduced = {collective: grown.pop(collective, 0) for collective, _ in sweep.launches}
         # Where all collectives stay with their blocks they are right.
-        if any(blocks.block[launch] < 0 for _, launch in sweep.launches):
-            counts[_rereduced(operators, draft, sweep, nodes)] += 1
-    known = {collective for sweep in sweeps for collective, _ in sweep.launches}
-    for row in whole_collectives(operators, known, elements(before)):
-        if blocks.block[row] < 0:
-            size = int(trace.column("comm_size")[row]) * (elements(after) / elements(before))
-            _set_size(draft, nodes[row], max(round(size), 1))
-            counts["whole"] += 1
-    return finished(draft, where, retime), counts
+        if all(blocks.block[launch] >= 0 for _, launch in sweep.launches):
+            continue
+        if _refilled(operators, draft, sweep, nodes):
+            counts["by rule"] += 1
+        else:
+            counts["by bytes"] += 1
+            draft.sizes |= {nodes[row]: size for row, size in reduced.items() if size}
+    draft.sizes |= {nodes[row]: size for row, size in grown.items()}
+    return finished(draft, where, retime), counts | {"whole": len(grown)}
 
 
 def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Sweep]) -> Blocks:
@@ -156,15 +159,9 @@ def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Swe
     return replace(blocks, group=group, block=block)
 
 
-def _set_size(draft: Draft, node: int, size: int) -> None:
-    """Give a collective other bytes."""
-    if size != int(draft.trace.column("comm_size")[draft.old[node]]) > 0:
-        draft.sizes[node] = size
-
-
-def _rereduced(operators: Operators, draft: Draft, sweep: Sweep, node_of: Mapping[int, int]) -> str:
-    """Give the collectives of a sweep the gradients that there are now: more buckets where it was DDP's rule
-    that made them, else more bytes. Returns which. ``node_of``: of rows outside of blocks."""
+def _refilled(operators: Operators, draft: Draft, sweep: Sweep, node_of: Mapping[int, int]) -> bool:
+    """Put the gradients that there are now into buckets where it was DDP's rule that made those of a sweep;
+    whether it was. ``node_of``: of rows outside of blocks."""
     trace = operators.trace
     before = [int(trace.column("comm_size")[collective]) for collective, _ in sweep.launches]
     sizes, types = [each.bytes for each in sweep.gradients], [each.type for each in sweep.gradients]
@@ -172,36 +169,13 @@ def _rereduced(operators: Operators, draft: Draft, sweep: Sweep, node_of: Mappin
     dependencies = np.diff(trace.data_deps.offsets)
     # A GPU's collective waits for more than its launch: it runs after what made its gradients.
     waits = any(dependencies[row] > 1 + bool(draft.chained[row]) for row, _ in sweep.launches)
-    rows = {gradient.row: gradient for gradient in sweep.gradients}
-    if limits and not waits:
-        nodes = draft.lanes[sweep.lane]
-        order = [(at, rows[draft.old[node]]) for at, node in enumerate(nodes) if draft.old[node] in rows]
-        trees = [{row: node_of[row] for row in tree} for tree in launch_tree(operators, sweep)]
-        _as_ddp(operators, draft, sweep.lane, trees, order, limits)
-        return "by rule"
-    # The bytes of a collective are in proportion to those of the gradients between its launch and the last.
-    launched = {launch: collective for collective, launch in sweep.launches}
-    captured = _bytes_between(sorted([*rows, *launched]), rows)
-    there = [row for node in draft.lanes[sweep.lane] if (row := draft.old[node]) in rows or row in launched]
-    in_order = [launched[row] for row in there if row in launched]
-    for collective, size, held, then in zip(
-        in_order, before, _bytes_between(there, rows), captured, strict=False
-    ):
-        if then and size:
-            _set_size(draft, node_of[collective], max(round(held * (size / then)), 1))
-    return "by bytes"
-
-
-def _bytes_between(rows: Sequence[int], gradients: Mapping[int, Gradient]) -> list[int]:
-    """The bytes of the gradients in front of each of the ``rows`` that is none, since the one before."""
-    found, held = [], 0
-    for row in rows:
-        if row in gradients:
-            held += gradients[row].bytes
-        else:
-            found.append(held)
-            held = 0
-    return found
+    if not limits or waits:
+        return False
+    rows, nodes = {gradient.row: gradient for gradient in sweep.gradients}, draft.lanes[sweep.lane]
+    order = [(at, rows[draft.old[node]]) for at, node in enumerate(nodes) if draft.old[node] in rows]
+    trees = [{row: node_of[row] for row in tree} for tree in launch_tree(operators, sweep)]
+    _as_ddp(operators, draft, sweep.lane, trees, order, limits)
+    return True
 
 
 def _as_ddp(
@@ -231,7 +205,7 @@ def _as_ddp(
             if parent[draft.old[node]] not in tree:
                 draft.above[made] = around
             if operators.trace.types[draft.old[node]] == NodeType.COMM_COLL:
-                _set_size(draft, made, sum(sizes[each] for each in bucket))
+                draft.sizes[made] = sum(sizes[each] for each in bucket)
         ends.append(_end_of_top(operators, draft, nodes, at))
     for lane in {int(of_lane[draft.old[node]]) for node in removed}:
         first = min(at for at, node in enumerate(draft.lanes[lane]) if node in removed)

@@ -97,7 +97,7 @@ def relabelled(
 
 def names_in(trace: ExecutionTrace, groups: ScaledGroups, place: Place) -> dict[str, str]:
     """Captured group → new group, of those that a rank uses, for its copy at ``place`` of the new mesh."""
-    used = [name for name in texts(trace, "pg_name")[0] if name in groups.shapes]
+    used = [name for name in texts(trace, "pg_name")[0] if name in groups.twin]
     return {name: groups.name_for(name, place) for name in used}
 
 

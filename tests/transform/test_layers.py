@@ -139,12 +139,11 @@ def test_buckets_of_ddp_are_filled_anew_by_its_rule(layers: str, count: int) -> 
 
 
 def test_buckets_by_no_rule_keep_their_number() -> None:
-    # The first is launched behind 3 of 6 gradients, and now behind 7 of 12: four of the last block,
-    # two of the middle one, and one of its copy that runs last.
+    # Each had 3 of 6 gradients, and has 6 of 12.
     trace, notes = layered(rank((3 * MIB - 600, 3 * MIB)), "2x")
     sizes = trace.column("comm_size")[trace.types == NodeType.COMM_COLL]
-    assert sizes.tolist() == [7 * MIB - 1400, 5 * MIB]
-    assert any("keep their number, and have the bytes of the gradients before each" in note for note in notes)
+    assert sizes.tolist() == [6 * MIB - 1200, 6 * MIB]
+    assert any("keep their number, and grew with their gradients" in note for note in notes)
 
 
 def test_collectives_of_one_process_take_time_by_their_bytes() -> None:
@@ -154,7 +153,7 @@ def test_collectives_of_one_process_take_time_by_their_bytes() -> None:
         made = Scaling(layers="2x", spread=0.0, network=given).rebuild(run)
         (trace,) = made.graph.traces
         micros = trace.duration_micros[trace.types == NodeType.COMM_COLL]
-        assert micros.tolist() == [round(20 * 7 / 3), round(20 * 5 / 3)]
+        assert micros.tolist() == [40, 40]
 
 
 def test_collectives_of_one_block_stay_with_it() -> None:
