@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -153,27 +153,21 @@ def _module_passes(operators: Operators) -> list[Pass]:
 
 def _family(table: Sequence[str], uses: Counter[int]) -> dict[int, str]:
     """The repeated module that each path lies in, by the path's number; empty where there are none."""
-    members: dict[tuple[int, str], dict[str, int]] = {}
-    for at, count in uses.items():
-        parts = table[at].split("/") if at >= 0 else []
+    # By depth and name of the modules' class, the module of each path that lies in one.
+    families: dict[tuple[int, str], dict[int, str]] = defaultdict(dict)
+    for at, text in enumerate(table):
+        parts = text.split("/")
         for depth, part in enumerate(parts):
-            named = _MODULE.fullmatch(part)
-            if named:
+            if named := _MODULE.fullmatch(part):
                 key = depth, "/".join([*parts[:depth], named[1]])
-                of = members.setdefault(key, {})
-                of[part] = of.get(part, 0) + count
+                families[key][at] = "/".join(parts[: depth + 1])
     least = LEAST_SHARE * sum(uses.values())
-    repeated = [key for key, of in members.items() if len(of) > 1 and sum(of.values()) >= least]
-    if not repeated:
-        return {}
-    depth, path = min(repeated)
-    return {
-        at: "/".join(text.split("/")[: depth + 1])
-        for at, text in enumerate(table)
-        if len(text.split("/")) > depth
-        and (named := _MODULE.fullmatch(text.split("/")[depth]))
-        and "/".join([*text.split("/")[:depth], named[1]]) == path
-    }
+    repeated = [
+        key
+        for key, of in families.items()
+        if len({of[at] for at in of if uses[at]}) > 1 and sum(uses[at] for at in of) >= least
+    ]
+    return families[min(repeated)] if repeated else {}
 
 
 def _next_top(operators: Operators, row: int) -> int:

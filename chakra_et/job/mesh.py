@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from chakra_et.arrays import rows_by_value
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import in_phase, texts
@@ -88,13 +89,10 @@ def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, str]:
         (names, group), (described, about) = texts(trace, "pg_name"), texts(trace, "pg_description")
         named = [bool(_OF_DATA.search(name.decode("utf-8", "replace"))) for name in trace.names.table]
         of_sharding = inside(trace, np.flatnonzero(np.array(named, bool)[trace.names.index]).tolist()) >= 0
-        counted: dict[str, list[int]] = {}
-        for row in rows.tolist():
-            of_data = about[row] >= 0 and "dp" in axes_of(described[about[row]])
-            if group[row] >= 0 and not of_data and not of_sharding[row]:
-                counted.setdefault(names[group[row]], []).append(row)
-        for name, users in counted.items():
-            kind = CollectiveType(int(kinds[users[0]])).name.lower().replace("_", "-")
+        of_data = np.array([*("dp" in axes_of(text) for text in described), False])[about]
+        shared = rows[(group[rows] >= 0) & ~of_data[rows] & ~of_sharding[rows]]
+        for number, users in rows_by_value(group, shared).items():
+            name, kind = names[number], CollectiveType(int(kinds[users[0]])).name.lower().replace("_", "-")
             found.setdefault(name, f"group {name} has {plural(len(users), kind)} inside the forward pass")
     return found
 

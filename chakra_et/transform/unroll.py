@@ -213,18 +213,15 @@ def _with_sequences(
     forward = forward[~np.array(blocks.is_backward, dtype=bool)[blocks.group[forward]]]
     if not len(forward) or "seq_id" not in new.attributes:
         return new
-    key = blocks.group[forward] * blocks.held + blocks.block[forward]
-    lowest, highest = np.full(int(key.max()) + 1, 1 << 60), np.full(int(key.max()) + 1, -1)
-    np.minimum.at(lowest, key, numbers[forward])
-    np.maximum.at(highest, key, numbers[forward])
-    there = np.argsort(lowest)
-    there = there[highest[there] >= 0]
-    starts, lengths = lowest[there], (highest - lowest + 1)[there]
-    most = int(copy[blocks.block[source] >= 0].max(initial=0)) + 1
+    by_number = forward[np.argsort(numbers[forward], kind="stable")]
+    of_block = blocks.group[by_number] * blocks.held + blocks.block[by_number]
+    starts = numbers[by_number[np.sort(np.unique(of_block, return_index=True)[1])]]  # the first of each block
     own = numbers[source]
-    at = np.maximum(np.searchsorted(starts, own, side="right") - 1, 0)
-    inside = (blocks.block[source] >= 0) & (own >= starts[at])
-    values = own * most + np.where(inside, (own - starts[at]) * (1 - most) + copy * lengths[at], 0)
+    block = starts[np.searchsorted(starts, own, side="right") - 1]
+    inside = (blocks.block[source] >= 0) & (own >= block)
+    # Numbered by block, by copy, and within a copy as before.
+    key = np.stack([np.where(inside, block, own), np.where(inside, copy, 0), own])
+    values = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
     kind = new.attributes["seq_id"].kind
     return set_integers(new, "seq_id", kind, np.where(own >= 0, values, own), has(new, "seq_id"))
 
