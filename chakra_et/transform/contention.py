@@ -78,7 +78,7 @@ def time_beside_transfers(run: Run, setting: Setting) -> np.ndarray:
     """How long a transfer of gloo's runs on its rank beside each CPU node, ns, float64[N]."""
     graph, times = run.graph, solve(run, setting)
     start, end = times.start_ns, times.end_ns
-    gloo = np.array([name.startswith(_GLOO) for name in run.names])[run.name_of]
+    gloo = run.named(lambda name: name.startswith(_GLOO))
     found, nodes = np.zeros(len(graph)), np.flatnonzero(gloo & (run.operation >= 0))
     begin = np.zeros(len(run.members), np.int64)  # a transfer begins once its last member has started
     np.maximum.at(begin, run.operation[nodes], start[nodes])

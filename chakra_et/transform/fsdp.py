@@ -82,6 +82,9 @@ class Shard:
             made.append(trace)
             counts.append(count)
         first, known = of_rank[run.graph.ranks[0]][0], backward[run.graph.ranks[0]]
+        changed = as_run(run, made, [])
+        setting, kinds = changed.measured, changed.graph.attribute("comm_type", -1)
+        assumed = changed.named(_WORK.__contains__)
         buckets = sum(len(step.buckets) for step in known) / len(known)
         sources = " and ".join(sorted({each.source for each in blocks.values()}))
         nodes, before, after = np.sum(counts, axis=0).tolist()
@@ -92,14 +95,12 @@ class Shard:
             f"step in place of {buckets:g} all-reduces of DDP; their times by the network that fits each "
             f"step's last all-reduce, which nothing runs beside: {times.model.describe()}; a reduce-scatter "
             "of gloo's takes what an all-reduce does",
-            f"{FLAG}: {sum(int(_named(trace, _WORK).sum()) for trace in made):,} operators of fully_shard "
-            "are assumed, at the rate of elementwise operators",
+            f"{FLAG}: {int(assumed.sum()):,} operators of fully_shard are assumed, at the rate of "
+            "elementwise operators",
             f"{FLAG}: {nodes:,} operators of the optimizer work on pieces: {before / 1e3:,.3f} ms become "
             f"{after / 1e3:,.3f} ms",
         ]
-        changed = as_run(run, made, notes)
-        setting, kinds = changed.measured, changed.graph.attribute("comm_type", -1)
-        assumed = np.array([name in _WORK for name in changed.names])[changed.name_of]
+        setting = replace(setting, notes=(*setting.notes, *notes))
         setting = setting.doubting(own_ns=np.where(assumed, _DOUBT * setting.own_ns, 0))
         moved = np.isin(kinds, [CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER])
         off = np.where(moved, max(times.model.error, times.scatter) * setting.lasting_ns, 0)
@@ -159,17 +160,9 @@ def _sharded(
 
 def view_micros(trace: ExecutionTrace) -> float:
     """What an operator that returns a view takes on average, the measure of the CPU's own speed; µs."""
-    names = [name.decode("utf-8", "replace") for name in trace.names.table]
-    views = [name for name in names if VIEWS.fullmatch(name)]
-    chosen = _named(trace, views) & (trace.column("is_cpu_op") != 0)
+    views = [bool(VIEWS.fullmatch(name.decode("utf-8", "replace"))) for name in trace.names.table]
+    chosen = np.array(views, bool)[trace.names.index] & (trace.column("is_cpu_op") != 0)
     return float(trace.duration_micros[chosen].mean()) if chosen.any() else 0.0
-
-
-def _named(trace: ExecutionTrace, names: Sequence[str]) -> np.ndarray:
-    """bool[N]: nodes with one of the ``names``."""
-    known = {name.encode() for name in names}
-    found: np.ndarray = np.array([name in known for name in trace.names.table], bool)[trace.names.index]
-    return found
 
 
 @dataclass(frozen=True)

@@ -196,10 +196,8 @@ def find_communication(run: Run) -> list[Transfer]:
     head = every[first]
     is_message = graph.types[head] != NodeType.COMM_COLL
     kinds = np.where(is_message, -1, graph.attribute("comm_type", -1)[head])
-    kinds[np.array([name == _GLOO_REDUCE for name in run.names])[run.name_of[head]]] = (
-        CollectiveType.ALL_REDUCE
-    )
-    gloo = np.array([name.startswith("gloo:") for name in run.names])[run.name_of[head]]
+    kinds[run.named(_GLOO_REDUCE.__eq__)[head]] = CollectiveType.ALL_REDUCE
+    gloo = run.named(lambda name: name.startswith("gloo:"))[head]
     columns = (each.tolist() for each in (median, sizes, kinds, is_message, run.operation[head] >= 0, gloo))
     rows = zip(operations, np.split(taken.astype(float), first[1:]), *columns, strict=True)
     found = []

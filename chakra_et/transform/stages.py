@@ -11,6 +11,7 @@ happens once per step (optimizer, collectives of gradients) follows the paramete
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -164,28 +165,21 @@ class _Splitter:
             mesh.rank(place._replace(stage=stage)) if 0 <= stage < mesh.pp else -1
             for stage in (place.stage - 1, place.stage + 1)
         )
-        first: dict[tuple[int, int], int] = {}
-        last: dict[tuple[int, int], int] = {}
-        previous: dict[tuple[int, int], int] = {}
-        before = -1
-        for node in draft.lanes[self.main]:
-            key = when[node]
-            if key not in first:
-                first[key], previous[key] = node, before
-            last[key] = before = node
+        spans = {at: list(nodes) for at, nodes in itertools.groupby(draft.lanes[self.main], when.__getitem__)}
+        previous = dict(zip(spans, [-1, *(nodes[-1] for nodes in spans.values())], strict=False))
         # In the order of the schedule, as a lane runs them one by one.
         for each in sorted(self.segments, key=lambda one: when[one.first]):
-            key, backward = when[each.first], each.is_backward
+            nodes, before, backward = spans[when[each.first]], previous[when[each.first]], each.is_backward
             tag = 2 * (each.step << 12 | each.micro_batch) + backward
             source, target = (after_it, before_it) if backward else (before_it, after_it)
             if source >= 0:
                 node = self._put(draft, self.receive, (source, own, tag))
-                draft.across.append((node, first[key]))
-                if previous[key] >= 0:
-                    draft.across.append((previous[key], node))
+                draft.across.append((node, nodes[0]))
+                if before >= 0:
+                    draft.across.append((before, node))
             if target >= 0:
                 node = self._put(draft, self.send, (own, target, tag))
-                draft.across.append((last[key], node))
+                draft.across.append((nodes[-1], node))
 
     def _put(self, draft: Draft, like: int, ends: tuple[int, int, int]) -> int:
         node = draft.add(like, len(draft.old))
@@ -267,16 +261,14 @@ def _cut(operators: Operators, on_lane: np.ndarray, last: int, first: int) -> tu
             for row, phase in zip(between, phases, strict=True)
             if phase == "optimizer" or _ONCE.match(operators.name[row])
         ]
-        return _before_messages(operators, between, last), marks[-1] + 1, True
+        # The last pass ends before its first collective or message, or the optimizer.
+        ends = (
+            row
+            for row, phase in zip(between, phases, strict=True)
+            if phase == "optimizer" or operators.name[row].startswith("c10d::")
+        )
+        return next(ends, last + 1), marks[-1] + 1, True
     messages = [row for row in between if operators.name[row].startswith(_OF_MESSAGES)]
     backward = [row for row in between if operators.phase[row] == "backward" and operators.top[row] == row]
     begin = [*messages, *backward, first][0]
     return begin, begin, False
-
-
-def _before_messages(operators: Operators, between: Sequence[int], last: int) -> int:
-    """The end of a step's last pass: before its first collective or message, or the optimizer."""
-    for row in between:
-        if operators.name[row].startswith("c10d::") or operators.phase[row] == "optimizer":
-            return row
-    return last + 1
