@@ -34,7 +34,7 @@ from chakra_et.cost.fit import fit as fit_model
 from chakra_et.cost.operator_times import CLASSES, FILE, SETS, GpuModel, OperatorCall, gpu_model, item_bytes
 from chakra_et.errors import TraceError
 from chakra_et.files import write_text
-from chakra_et.predict.gpu import launched_operators, ratio
+from chakra_et.predict.gpu import launched_operators, on_target
 from chakra_et.simulate.run import make_run
 from chakra_et.text import table
 from chakra_et.traces.sets import Pair
@@ -163,7 +163,7 @@ def class_errors(
     """Of each class: its share of the target's time, and the error of the predicted time."""
     sums = {kind: [0.0, 0.0] for kind in CLASSES}
     for work, micros, calls in pair[source]:
-        sums[work.kind][0] += calls * micros * ratio(work, micros, fits[source], fits[target])
+        sums[work.kind][0] += calls * micros * on_target(work, micros, fits[source], fits[target])[0]
     for work, micros, calls in pair[target]:
         sums[work.kind][1] += calls * micros
     whole = sum(measured for _, measured in sums.values())

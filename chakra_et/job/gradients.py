@@ -58,7 +58,8 @@ def elements(counted: Counter[Shape]) -> int:
 
 def sweeps_of(operators: Operators, blocks: Blocks | None) -> list[Sweep]:
     """The backward passes of a rank: from each jump of the autograd numbers upwards to the next."""
-    launches = _launches(operators)
+    collectives = np.flatnonzero((operators.trace.types == NodeType.COMM_COLL) & (operators.parent >= 0))
+    launches = {int(operators.parent[row]): int(row) for row in collectives}
     # What a stage received is a leaf too, and its gradient is sent back.
     receives = np.flatnonzero(operators.trace.types == NodeType.COMM_RECV).tolist()
     received = {shape for row in receives for shape in operators.shapes(row) if len(shape) > 2}
@@ -95,12 +96,6 @@ def _gradient(operators: Operators, blocks: Blocks | None, row: int) -> Gradient
     shape = next(iter(operators.shapes(row)), ())
     size = int(np.prod(shape)) * operators.item(row)
     return Gradient(row, shape, size, operators.type(row), -1 if blocks is None else int(blocks.block[row]))
-
-
-def _launches(operators: Operators) -> dict[int, int]:
-    """Row of the launching operator → row of the collective, for those that run on a lane of their own."""
-    kinds = operators.trace.types == NodeType.COMM_COLL
-    return {int(operators.parent[row]): int(row) for row in np.flatnonzero(kinds & (operators.parent >= 0))}
 
 
 def whole_collectives(operators: Operators, known: Collection[int], held: int) -> Iterator[int]:

@@ -97,10 +97,10 @@ class OtherGpu:
         taken = setting.own_ns[found.nodes].astype(float)
         total = np.bincount(found.of, taken, len(found.work)) / 1e3
         calls = list(zip(found.work, total.tolist(), strict=True))
-        changed = taken * np.array([ratio(*call, source, target) for call in calls])[found.of]
+        ratios, errors, guesses = zip(*(on_target(*call, source, target) for call in calls), strict=True)
+        changed = taken * np.array(ratios)[found.of]
         own, doubt = setting.own_ns.copy(), np.zeros(len(run.graph))
         own[found.nodes] = np.rint(changed)
-        errors, guesses = zip(*(_doubt(*call, source, target) for call in calls), strict=True)
         doubt[found.nodes] = changed * np.array(errors)[found.of]
         notes.append(
             f"{flag}: {len(found.nodes):,} kernels and copies, {taken.sum() / 1e6:,.3f} ms, take "
@@ -146,44 +146,25 @@ def _check_source(run: Run, of: gpus.Gpu, flag: str) -> list[str]:
     return []
 
 
-def ratio(work: OperatorCall, micros: float, source: GpuModel, target: GpuModel) -> float:
-    """The ratio of an operator's times on ``target`` to those on ``source``, where it took ``micros``."""
-    if work.kind == "memory copy" or micros <= 0:
-        return 1.0
-    (least, rate), (new_least, new_rate) = source.limits(work), target.limits(work)
-    if not work.known or _far(work, micros, source):
-        # Beyond what the smallest kernel takes, it changes as its class's rate does.
-        if micros <= least:
-            return new_least / least
-        return (new_least + (micros - least) * rate / new_rate) / micros
-    before, after = source.micros(work), target.micros(work)
-    if work.kind in _BY_LIBRARIES and work.shaped and source.vendor != target.vendor:
-        return after / micros
-    # What the source took beyond or below its model the target takes too: as much if little but the launch
-    # takes time, as with latencies, else in proportion to the work.
-    launch = source.of(work.kind, "launch")
-    share = (max(after - new_least, 0.0) + launch) / (max(before - least, 0.0) + launch)
-    return max(after + (micros - before) * share, after / _FURTHEST) / micros
-
-
-def _far(work: OperatorCall, micros: float, source: GpuModel) -> bool:
-    """Whether a call of known work took much longer or shorter than its shapes say."""
-    before = source.micros(work)
-    return not before / _FURTHEST < micros < before * _FURTHEST
-
-
-def _doubt(work: OperatorCall, micros: float, source: GpuModel, target: GpuModel) -> tuple[float, str]:
-    """One standard deviation of the predicted time, as a part of it, and what was guessed of the call, as the
-    end of a sentence, "" for nothing.
-
-    Of a kernel without recorded work, or that doesn't fit it, nothing tells whether arithmetic or bytes bound
-    it: half of what lies between these.
+def on_target(
+    work: OperatorCall, micros: float, source: GpuModel, target: GpuModel
+) -> tuple[float, float, str]:
+    """The ratio of an operator's times on ``target`` to those on ``source``, where it took ``micros``; one
+    standard deviation of the predicted time, as a part of it; and what was guessed of the call, as the end of
+    a sentence, "" for nothing.
     """
     if work.kind == "memory copy" or micros <= 0:
-        return 0.0, ""
+        return 1.0, 0.0, ""
+    (least, rate), (new_least, new_rate) = source.limits(work), target.limits(work)
     known = operator_times.errors() if source.vendor != target.vendor else {}
     error: float = known.get(work.kind, _SAME_VENDOR_ERROR)
-    if not work.known or _far(work, micros, source):
+    before = source.micros(work) if work.known else 0.0
+    if not before / _FURTHEST < micros < before * _FURTHEST:
+        # Beyond what the smallest kernel takes, it changes as its class's rate does. Nothing tells whether
+        # arithmetic or bytes bound it: in doubt is half of what lies between these.
+        changed = new_least / least
+        if micros > least:
+            changed = (new_least + (micros - least) * rate / new_rate) / micros
         product, stream = (
             target.limits(OperatorCall(kind))[1] / source.limits(OperatorCall(kind))[1]
             for kind in ("matrix product", "elementwise")
@@ -194,13 +175,21 @@ def _doubt(work: OperatorCall, micros: float, source: GpuModel, target: GpuModel
             else "have no recorded operations or bytes"
         )
         error = max(error, abs(math.log(product / stream)) / 2)
-        return error, f"{what}: they change as kernels of their class do"
+        return changed, error, f"{what}: they change as kernels of their class do"
+    guess, after = "", target.micros(work)
     if not work.tested or (work.kind in _BY_LIBRARIES and item_bytes(work.type) != 2):
-        return max(error, _UNTESTED_ERROR), (
+        error = max(error, _UNTESTED_ERROR)
+        guess = (
             "are of operators or types of number that no pair of traces has tested: their uncertainty, "
             f"±{_UNTESTED_ERROR:.0%}, is a guess"
         )
-    return error, ""
+    if work.kind in _BY_LIBRARIES and work.shaped and source.vendor != target.vendor:
+        return after / micros, error, guess
+    # What the source took beyond or below its model the target takes too: as much if little but the launch
+    # takes time, as with latencies, else in proportion to the work.
+    launch = source.of(work.kind, "launch")
+    share = (max(after - new_least, 0.0) + launch) / (max(before - least, 0.0) + launch)
+    return max(after + (micros - before) * share, after / _FURTHEST) / micros, error, guess
 
 
 @dataclass(frozen=True)

@@ -224,11 +224,7 @@ def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> 
     places = {rank: mesh.place(rank) for rank in range(found.world)}
     for rank in found.missing:
         place = places[rank]
-        alike = [
-            other
-            for other in traces
-            if (places[other].tensor, places[other].stage) == (place.tensor, place.stage)
-        ]
+        alike = [other for other in traces if places[other]._replace(data=place.data) == place]
         if not alike:
             raise TraceError(
                 f"{found.run.name}: rank {rank} can't be made: no rank with tensor-parallel place "

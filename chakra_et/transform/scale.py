@@ -115,9 +115,7 @@ def scaled(run: Run, wanted: Scaling) -> Scaled:
         own,
         {rank: with_steps(trace, captured[rank]) for rank, trace in without_waiting(run).items()},
         origin={rank: rank for rank in captured},
-        retime=_retime(
-            times, lambda group: (len(own.get(group, ())) or world, len(own.get(group, ())) or world)
-        ),
+        retime=_retime(times, lambda group: (count := len(own.get(group, ())) or world, count)),
         notes=tuple(notes),
     )
     if wanted.resize:

@@ -15,7 +15,7 @@ from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et.cost import gpus, operator_times
 from chakra_et.cost.operator_times import CLASSES, GpuModel, OperatorCall, gpu_model
 from chakra_et.et.columns import TensorInfo
-from chakra_et.predict.gpu import OtherGpu, kernel_kinds, launched_operators, ratio
+from chakra_et.predict.gpu import OtherGpu, kernel_kinds, launched_operators, on_target
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
 from tests.shared import shared_path
@@ -91,8 +91,8 @@ def test_a_library_s_operator_takes_what_the_other_library_s_does() -> None:
 
 
 def test_pytorch_s_own_kernels_keep_their_efficiency() -> None:
-    slow = ratio(ADD, 2 * H100.micros(ADD), H100, MI300X)
-    usual = ratio(ADD, H100.micros(ADD), H100, MI300X)
+    slow = on_target(ADD, 2 * H100.micros(ADD), H100, MI300X)[0]
+    usual = on_target(ADD, H100.micros(ADD), H100, MI300X)[0]
     assert slow == pytest.approx(usual, rel=0.02)
     assert usual == pytest.approx(MI300X.micros(ADD) / H100.micros(ADD))
 
@@ -103,13 +103,13 @@ def test_pytorch_s_own_kernels_keep_their_efficiency() -> None:
 )
 def test_the_same_gpu_is_no_change(work: OperatorCall, factor: float) -> None:
     micros = (H100.micros(work) if work.known else 3.0) * factor
-    assert ratio(work, micros, H100, H100) == pytest.approx(1)
+    assert on_target(work, micros, H100, H100)[0] == pytest.approx(1)
 
 
 def test_what_a_small_kernel_takes_longer_it_takes_on_the_other_gpu_too() -> None:
     """A latency doesn't grow with the launch, which takes MI300X longer."""
     tiny = OperatorCall("elementwise", 100, 600)
-    assert ratio(tiny, H100.micros(tiny) + 1, H100, MI300X) * (H100.micros(tiny) + 1) == pytest.approx(
+    assert on_target(tiny, H100.micros(tiny) + 1, H100, MI300X)[0] * (H100.micros(tiny) + 1) == pytest.approx(
         MI300X.micros(tiny) + 1, rel=0.01
     )
 
