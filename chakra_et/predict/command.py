@@ -217,19 +217,10 @@ def lines(prediction: Prediction) -> list[str]:
         ("rank", "measured ms", "replayed ms", "predicted ms", "±", "change", "bound before", "bound after")
     ]
     for rank in prediction.ranks:
-        change = f"{100 * (rank.after_ns / rank.before_ns - 1):+.1f}%" if rank.before_ns else "-"
-        rows.append(
-            (
-                str(rank.rank),
-                "-" if rank.measured_ns is None else f"{rank.measured_ns / 1e6:,.3f}",
-                f"{rank.before_ms:,.3f}",
-                f"{rank.after_ms:,.3f}",
-                f"{rank.uncertainty_ms:,.3f}" if rank.scatter_is_known else "–",
-                change,
-                describe(rank.bound_before),
-                describe(rank.bound_after),
-            )
-        )
+        measured = "-" if rank.measured_ns is None else f"{rank.measured_ns / 1e6:,.3f}"
+        found = figures(rank.before_ms, rank.after_ms, rank.uncertainty_ms if rank.scatter_is_known else None)
+        bound = describe(rank.bound_before), describe(rank.bound_after)
+        rows.append((str(rank.rank), measured, *found, *bound))
     steps = len(prediction.ranks[0].steps)
     return [
         f"{prediction.run.name}: step time per rank, mean of {plural(steps, 'step')}; ± is one standard "
@@ -237,6 +228,13 @@ def lines(prediction: Prediction) -> list[str]:
         *text.table(rows, right=range(6)),
         *(f"note: {note}" for note in [*_about_steps(prediction.ranks), *prediction.notes]),
     ]
+
+
+def figures(before_ms: float, after_ms: float, doubt_ms: float | None) -> tuple[str, str, str, str]:
+    """Step time before and after a change, ± and the change, as text."""
+    doubt = "–" if doubt_ms is None else f"{doubt_ms:,.3f}"
+    change = f"{100 * (after_ms / before_ms - 1):+.1f}%" if before_ms else "-"
+    return f"{before_ms:,.3f}", f"{after_ms:,.3f}", doubt, change
 
 
 def _about_steps(ranks: Sequence[RankPrediction]) -> list[str]:

@@ -17,7 +17,7 @@ from chakra_et import text
 from chakra_et.cli import parse
 from chakra_et.convert.jobs import default_workers
 from chakra_et.errors import TraceError
-from chakra_et.predict.command import PredictConfig, as_json, predicted
+from chakra_et.predict.command import PredictConfig, as_json, figures, predicted
 from chakra_et.predict.predict import describe
 from chakra_et.ranks.cluster import jobs_on
 
@@ -48,19 +48,12 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
     table = [(*rows[0]["with"], "before ms", "predicted ms", "±", "change", "bound after")]
     for row in rows:
         if "error" in row:
-            figures = ["-"] * 4 + ["refused"]
-        else:
-            before, after = row["step_us"]["before"], row["step_us"]["after"]
-            slowest = max(row["ranks"], key=lambda rank: rank["after_us"])
-            doubt = slowest["uncertainty_us"]
-            figures = [
-                f"{before / 1e3:,.3f}",
-                f"{after / 1e3:,.3f}",
-                "–" if doubt is None else f"{doubt / 1e3:,.3f}",
-                f"{100 * (after / before - 1):+.1f}%" if before else "-",
-                describe(slowest["bound_after"]),
-            ]
-        table.append((*row["with"].values(), *figures))
+            table.append((*row["with"].values(), *["-"] * 4, "refused"))
+            continue
+        slowest = max(row["ranks"], key=lambda rank: rank["after_us"])
+        times = row["step_us"]["before"], row["step_us"]["after"], slowest["uncertainty_us"]
+        shown = figures(*(time and time / 1e3 for time in times))
+        table.append((*row["with"].values(), *shown, describe(slowest["bound_after"])))
     said = Counter(f"error: {row['error']}" for row in rows if "error" in row)
     said.update(f"note: {note}" for row in rows for note in row.get("notes", ()))
     about = [

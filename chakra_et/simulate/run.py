@@ -30,30 +30,19 @@ _ATTEMPTS = 50
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What the operations of matched communication ask of the network: see ``share``.
-
-    ``wire_ns[K]``: the time on a link that nothing else uses; ``fixed_ns[K]``: latency and calls, in which
-    the link is free; ``least_ns[K]``: what the ranks themselves need. float64.
-    """
-
-    wire_ns: np.ndarray
-    fixed_ns: np.ndarray
-    least_ns: np.ndarray
-
-
-@dataclass(frozen=True)
 class Setting:
     """What a run depends on. ``graph``: nodes and dependencies; ``own_ns[N]``: how long each node runs;
     ``lasting_ns[N]``: how long a matched communication runs on after its last member has started, int64.
-    ``demand``: where the network was changed. ``doubts``: by how much each node may last longer for one cause
+    ``demand``: where the network was changed, what the K operations of matched communication take on a link
+    that nothing else uses (see ``share``), in latency and calls, in which the link is free, and at least, as
+    the ranks themselves need it; float64 ns. ``doubts``: by how much each node may last longer for one cause
     (of ``own_ns``, of ``lasting_ns``), one standard deviation. ``notes``: what was assumed, one sentence
     each."""
 
     graph: ReplayGraph
     own_ns: np.ndarray
     lasting_ns: np.ndarray
-    demand: Demand | None = None
+    demand: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     doubts: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -256,13 +245,14 @@ def solve(run: Run, setting: Setting) -> NodeTimes:
     # wrong before, so that the attempts end where nothing changes.
     matched = np.flatnonzero(run.operation >= 0)
     operation = run.operation[matched]
+    wire_ns, fixed_ns, least_ns = demand
     first = np.array([nodes[0] for nodes in run.members])
     users = [list(set(run.graph.trace_of[nodes].tolist())) for nodes in run.members]
     for _ in range(_ATTEMPTS):
         begin = np.zeros(len(first), np.int64)
         np.maximum.at(begin, operation, start[matched])
-        done = share(begin, demand.wire_ns, users) - begin + demand.fixed_ns
-        needed = np.rint(np.maximum(done, demand.least_ns)).astype(np.int64)
+        done = share(begin, wire_ns, users) - begin + fixed_ns
+        needed = np.rint(np.maximum(done, least_ns)).astype(np.int64)
         if (np.abs(needed - lasting[first]) <= 1).all():
             return NodeTimes(setting, start, end, lasting)
         lasting = lasting.copy()

@@ -21,7 +21,7 @@ from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model, read_mod
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.simulate.run import Demand, Run, Setting
+from chakra_et.simulate.run import Run, Setting
 
 TCP_PAYLOAD = 1448 / 1514
 """Bytes of payload per byte on Ethernet with an MTU of 1500: IPv4 and TCP with time stamps take 52 of 1500,
@@ -130,7 +130,7 @@ class Network:
             scatter[each.nodes] = spread[each.kind, each.size]
         setting = _lasting(setting, found, taken)
         setting = setting.doubting(lasting_ns=scatter)
-        return replace(setting, demand=Demand(wire, fixed, least)) if self.contention else setting
+        return replace(setting, demand=(wire, fixed, least)) if self.contention else setting
 
     def _own_work(self, each: Transfer, taken: float, one_host: bool) -> tuple[float, float]:
         """What the ranks' own work adds to a gloo transfer, and what the transfer takes at least; ns."""
