@@ -51,7 +51,7 @@ def pair_rows(model: str, run: Run, truth: Run, source: str, target: str) -> lis
             (run, run.graph.own_ns),
             (truth, truth.graph.own_ns),
             (run, after.own_ns),
-            (run, after.doubts[-1].own_ns),
+            (run, after.doubts[-1][0]),
         )
     )
     baseline = _baseline(run, before, source, target)
