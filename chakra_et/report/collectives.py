@@ -78,7 +78,7 @@ def collectives(run: ReportRun) -> list[Collective]:
     first, matched = np.full(len(graph), np.iinfo(np.int64).max), last_of >= 0  # by the last member
     np.minimum.at(first, last_of[matched], start[matched])
     found = []
-    for (code, each, group), own in zip(keys.T.tolist(), of_key, strict=True):
+    for (code, each, group), own in zip(keys.T.tolist(), of_key, strict=False):  # of none, one empty part
         name = COMM_NAMES[code]
         message = name in MESSAGES
         members = 2 if message else len(members_of[group])

@@ -126,6 +126,11 @@ def test_waits_go_to_the_rank_that_came_last(run: ReportRun) -> None:
     assert "Rank 1 is slow" in "".join(headline(run, find_steps(run)))
 
 
+def test_a_run_without_communication_has_no_collectives() -> None:
+    trace = make_trace(cpu(1, 10, start=0, kind="operator"))
+    assert collectives(assemble("made", [trace], [0], {}, {}, {})) == []
+
+
 def test_bandwidth_of_a_collective(run: ReportRun) -> None:
     (found,) = collectives(run)
     assert (found.type, found.bytes, found.group, found.ranks, found.count) == ("all-reduce", 1000, "1", 2, 1)
