@@ -68,13 +68,19 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
     import torch.distributed as dist
 
     from benchmarks.step_truth_scripts import RANKS, SCRIPTS
+    from chakra_et.capture.gloo import polling_clocks
 
     torch.set_num_threads(1)
     if RANKS[name] > 1:
         dist.init_process_group("gloo")
     rank, (wait, active) = int(os.environ.get("RANK", 0)), STEPS[size]
     seconds: list[tuple[float, float]] = []
-    last = [time.perf_counter(), time.process_time()]
+    polling: list[int] = []
+
+    def clocks() -> list[float]:
+        return [time.perf_counter(), time.process_time() - sum(map(time.clock_gettime, polling))]
+
+    last = clocks()
     spent = time_modules() if by_module else {}
     modules: list[dict[str, float]] = []
     tracer: Any = None
@@ -88,11 +94,13 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
         if tracer is not None:
             tracer.step()
             return
-        now = [time.perf_counter(), time.process_time()]
+        now = clocks()
         seconds.append((now[0] - last[0], now[1] - last[1]))
         modules.append(dict(spent))
         spent.clear()
-        last[:] = now
+        if len(seconds) == 1:
+            polling.extend(polling_clocks())
+        last[:] = clocks()
 
     SCRIPTS[name](size, wait + 1 + active, after)
     if tracer is None:
@@ -151,10 +159,15 @@ def measure(name: str, size: int, clock: str) -> tuple[float, float, float, floa
             recording = load(result.traces.pairs[rank].device).recording
             assert recording is not None
             trace = et_file.read(result.traces.et_file(rank))
-            ends = [trace.metadata_int(f"{name}_end_micros") or 0 for name in ("recorded", "measured")]
             steps = [step[at] / 1000 for step in recording.timed_us]
             traced.append(median(steps))
-            graphs.append(traced[-1] - (ends[0] - ends[1]) / 1000 / len(steps))
+            if clock == "cpu":  # what was taken off in all threads
+                own = trace.attributes["recorded_micros"]
+                taken = int((own.values - trace.duration_micros.astype(np.int64)[own.rows]).sum())
+            else:
+                ends = [trace.metadata_int(f"{of}_end_micros") or 0 for of in ("recorded", "measured")]
+                taken = ends[0] - ends[1]
+            graphs.append(traced[-1] - taken / 1000 / len(steps))
             observed.append(recording.step_us[recording.structure_step][at] / 1000)
     truth = mean(median(step[at] * 1000 for step in steps) for steps in plain)
     return truth, mean(graphs), mean(traced), mean(observed)

@@ -69,6 +69,13 @@ def wait_until_idle(seconds: float = 2.0) -> bool:
     return True
 
 
+def polling_clocks() -> list[int]:
+    """For ``time.clock_gettime``: the CPU time of each of gloo's threads that move messages. They run no
+    operators, and while a message is there that nobody receives yet, they ask again and again (0.5 to 18 ms
+    in a step with 8 ms of work)."""
+    return [~thread << 3 | 6 for thread in _read("comm", "gloo_tcp_loop")]  # a formula of Linux
+
+
 def _states() -> dict[int, tuple[str, str]]:
     """State of each gloo thread, and how often it has gone to sleep."""
     found = {}
@@ -78,12 +85,12 @@ def _states() -> dict[int, tuple[str, str]]:
     return found
 
 
-def _read(name: str) -> dict[int, str]:
-    """A file of /proc for each gloo thread of this process."""
+def _read(name: str, kind: str = "pt_gloo_runloop") -> dict[int, str]:
+    """A file of /proc for each gloo thread of this process that is of this kind."""
     found = {}
     with contextlib.suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):  # a thread that has just ended
-                if (task / "comm").read_text(errors="replace").startswith("pt_gloo_runloop"):
+                if (task / "comm").read_text(errors="replace").startswith(kind):
                     found[int(task.name)] = (task / name).read_text(errors="replace")
     return found

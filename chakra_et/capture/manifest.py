@@ -30,6 +30,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -152,26 +153,22 @@ class Mailbox:
             lost = "rank %d is not in the manifest: the rendezvous store does not answer (%s)"
             notify(logging.WARNING, lost, self.rank, error)
 
-    def collect(self, own: dict[str, Any], seconds: Callable[[], float]) -> dict[int, dict[str, Any]]:
-        """On rank 0: records of the ranks that report within ``seconds()``, which is read at each poll."""
-        records = {self.rank: own}
-        if self.store is None:
-            return records
+    def collect(self, records: dict[int, dict[str, Any]], seconds: Callable[[], float]) -> None:
+        """On rank 0: add to ``records`` those of the ranks that report within ``seconds()``, which is read at
+        each poll."""
         began = time.monotonic()
-        while len(records) < self.world_size:
-            for rank in set(range(self.world_size)) - records.keys():
-                try:
+        while self.store is not None and len(records) < self.world_size:
+            try:
+                for rank in set(range(self.world_size)) - records.keys():
                     # Reading an absent key would block.
                     if self.store.check([f"{self.key}/{rank}"]):
                         records[rank] = json.loads(self.store.get(f"{self.key}/{rank}"))
-                except Exception as error:
-                    lost = "the manifest covers rank 0 only: the rendezvous store does not answer (%s)"
-                    notify(logging.WARNING, lost, error)
-                    return records
-            if time.monotonic() - began > seconds():
+            except Exception as error:
+                notify(logging.WARNING, "the manifest lacks ranks: their store does not answer (%s)", error)
+                self.store = None
+            if time.monotonic() - began >= seconds():
                 break
             time.sleep(0.02)
-        return records
 
 
 def build_manifest(records: dict[int, dict[str, Any]], world_size: int, **facts: Any) -> dict[str, Any]:
@@ -241,29 +238,22 @@ def summarise(manifest: dict[str, Any], folder: Path) -> None:
 
 def versions() -> dict[str, str | None]:
     """Versions of everything that affects a trace; None for libraries that the run has not imported."""
-    nccl = None
-    if torch.cuda.is_available() and dist.is_available() and dist.is_nccl_available():
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    return {
-        **{
-            of: getattr(sys.modules.get(of), "__version__", None) for of in ("torch", "transformers", "numpy")
-        },
-        "python": platform.python_version(),
-        "cuda": torch.version.cuda,
-        "nccl": nccl,
-        "chakra_et": __version__,
+    found = {
+        of: getattr(sys.modules.get(of), "__version__", None) for of in ("torch", "transformers", "numpy")
     }
+    found |= {"python": platform.python_version(), "cuda": torch.version.cuda, "nccl": None}
+    if torch.cuda.is_available() and dist.is_available() and dist.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found | {"chakra_et": __version__}
 
 
 def device_name() -> str:
     """Name of this process's GPU, or of the CPU."""
     if torch.cuda.is_available():
         return f"cuda:{torch.cuda.current_device()} {torch.cuda.get_device_name()}"
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return "cpu " + line.partition(":")[2].strip()
-    return f"cpu {platform.processor() or platform.machine()}"
+    cores = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", cores.read_text(errors="replace") if cores.is_file() else "")
+    return f"cpu {found[1] if found else platform.processor() or platform.machine()}"
 
 
 def backend() -> str | None:

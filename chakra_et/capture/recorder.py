@@ -85,7 +85,8 @@ class Recorder:
         self.prepared = max(min(wait_steps, self.structure - 1), 0)
         self._plain_us: dict[str, float] = {}
         self._recorded_us: dict[str, float] = {}
-        self._began = _now()
+        self._polling: list[int] = []
+        self._began = self._now()
         self._observer: ExecutionTraceObserver | None = None
         self._profiler: Any = None
         self._taken = False
@@ -102,18 +103,21 @@ class Recorder:
         self._unhook = self._watch_sessions()
         self._settle_device()
         self._profiler.__enter__()
-        self._began = _now()
+        self._polling = gloo.polling_clocks()
+        self._began = self._now()
 
     def step(self) -> None:
         """End the current step and begin the next."""
         self._require_session()
-        wall, cpu, faults = _now()
+        wall, cpu, faults = self._now()
         self.steps.append((wall - self._began[0], cpu - self._began[1], faults - self._began[2]))
         if self.structure + 1 < len(self.steps) == self.end:
             self._describe()
         self._settle_device()
         self._profiler.step()
-        self._began = _now()
+        if len(self.steps) == 1:  # the program has made its process groups
+            self._polling = gloo.polling_clocks()
+        self._began = self._now()
 
     def stop(self) -> None:
         """End the recording; the host trace is then complete."""
@@ -137,6 +141,14 @@ class Recorder:
             self._profiler.current_action = ProfilerAction.NONE  # or the next one would take it for prepared
         self._profiler = None
         self._forget()
+
+    def _now(self) -> tuple[float, float, int]:
+        cpu = time.process_time()
+        for clock in self._polling:
+            with contextlib.suppress(OSError):  # the thread has ended
+                cpu -= time.clock_gettime(clock)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
+        return time.perf_counter(), cpu, faults
 
     @property
     def _recording(self) -> bool:
@@ -290,11 +302,6 @@ def _touch() -> mmap.mmap:
     fresh = mmap.mmap(-1, PAGES * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memoryview(fresh)[:: mmap.PAGESIZE] = bytes(PAGES)
     return fresh
-
-
-def _now() -> tuple[float, float, int]:
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
-    return time.perf_counter(), time.process_time(), faults
 
 
 def _is_other_prepared(kind: type = profile) -> bool:

@@ -180,10 +180,8 @@ class _Trace:
 
 def _follow(work: Callable[[], None], config: TraceConfig, step_on: str) -> None:
     """Do the work of a process that the script has started, with the same trace."""
-    if _Trace.follows:  # a forked process has the hooks of its parent
-        work()
-        return
-    with _Trace(config, step_on).following():
+    # A forked process has the hooks of its parent.
+    with contextlib.nullcontext() if _Trace.follows else _Trace(config, step_on).following():
         work()
 
 

@@ -27,7 +27,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,6 @@ __all__ = ["ChakraTracer", "TraceConfig", "check_trace_name"]
 # its memory if the profiler is stopped in between.
 _SETTLE_SECONDS = 1.0
 
-_CHECKED = ("host_nodes", "device_events", "linked", "unlinked", "ended_early", "problems")
-
 _ordinal = itertools.count()
 
 
@@ -64,7 +62,7 @@ class ChakraTracer:
         rank, world_size: this process among all (default: as torch.distributed or the launcher has them).
         gzip: write .json.gz.
         run_info: model and run configuration for the manifest (rank 0's is kept).
-        patience: seconds that rank 0 waits for the other ranks' records if all goes well.
+        patience: seconds that rank 0 waits for the other ranks' records at the end if all goes well.
         memory: also record allocations and frees (``[memory]`` events of the device trace).
         strict: raise the tracer's own failures (OSError, CaptureError) instead of warning.
 
@@ -105,14 +103,13 @@ class ChakraTracer:
         self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
         self.run_info, self.patience = run_info or {}, patience
         self.memory, self.strict = memory, strict
-        self.steps_done, self.finished, self.written = 0, False, False
+        self.steps_done, self.finished, self.written, self._awaits = 0, False, False, False
 
     def __enter__(self) -> ChakraTracer:
         self._pid = os.getpid()
         self.rank, self.world_size = _place() or _place_by_launcher()
         self.files = TraceFiles(self.folder, self.name, self.rank, self.gzip)
         self._mailbox = Mailbox(f"trace/{next(_ordinal)}", self.rank, self.world_size)
-        self._left_out_secrets = False
         self._groups, self._backend = trace_manifest.process_groups(), trace_manifest.backend()
         self._groups_named = contextlib.ExitStack()
         self._group_threads: dict[str, list[int]] = {}
@@ -137,20 +134,22 @@ class ChakraTracer:
 
     def step(self) -> None:
         """Mark the end of a training step. Call it after each step, on every rank."""
-        if self.finished or os.getpid() != self._pid:
+        if os.getpid() != self._pid or self.finished and not self._awaits:
             return
         self.steps_done += 1
         with self._guarded():
-            if self.steps_done not in (self._recorder.structure, self.end):
+            if self._awaits:
+                self._collect(0.0)
+            elif self.steps_done not in (self._recorder.structure, self.end):
                 self._recorder.step()
-                return
-            with hold_signals() as held:
-                self._recorder.step()
-                if self.steps_done == self.end:
-                    self._finish(None, held)
+            else:
+                with hold_signals() as held:
+                    self._recorder.step()
+                    if self.steps_done == self.end:
+                        self._finish(None, held)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self.finished or os.getpid() != self._pid:  # a process that was forked from the traced one
+        if os.getpid() != self._pid or self.finished and not self._awaits:  # forked, or done
             return
         whole_steps = max(0, self.steps_done - self.first)
         reason = f"training ended after {whole_steps} of {self.schedule['active_steps']} active steps"
@@ -160,6 +159,9 @@ class ChakraTracer:
             reason += f" ({' '.join([type(error).__name__ + ':', *str(error).splitlines()[:1]]).rstrip(':')})"
         began = self.steps_done >= self.first and (whole_steps > 0 or error is not None)
         with self._guarded(training_failed=error is not None), hold_signals() as held:
+            if self._awaits:
+                self._collect(5.0 if error else self.patience, held, last=True)
+                return
             if began and error is not None and self.world_size > 1:
                 time.sleep(_SETTLE_SECONDS)
             if began:
@@ -225,17 +227,29 @@ class ChakraTracer:
         if self.rank:
             self._mailbox.send(record)
         else:
-            # After a failure the others' files are about as large as ours, and a dead rank never answers.
-            patience = 5 + 2 * (time.monotonic() - began) if reason else self.patience
             try:
                 # First with this rank alone, in case the process is ended while it waits.
-                self._write_manifest({0: record})
-                records = self._mailbox.collect(record, lambda: min(patience, 2) if held else patience)
-                summarise(self._write_manifest(records), self.folder)
+                self._records = {0: record}
+                self._manifest = self._write_manifest(self._records)
+                # A dead rank never answers, and one that is later may be waiting for this one.
+                seconds = min(5 + 2 * (time.monotonic() - began), self.patience)
+                self._collect(seconds, held, last=bool(reason or held))
+                if self._awaits:
+                    atexit.register(self.__exit__, None, None, None)
             except OSError as error:
                 failure = failure or _explained(f"the manifest can't be written to {self.folder}", error)
         if failure is not None:
             raise failure
+
+    def _collect(self, seconds: float, held: Sequence[int] = (), last: bool = False) -> None:
+        """On rank 0: wait for the records of other ranks, and add those that came to the manifest."""
+        known = len(self._records)
+        self._mailbox.collect(self._records, lambda: min(seconds, 2) if held else seconds)
+        if len(self._records) > known:
+            self._manifest = self._write_manifest(self._records)
+        self._awaits = not last and self._mailbox.store is not None and len(self._records) < self.world_size
+        if not self._awaits:
+            summarise(self._manifest, self.folder)
 
     def _stop(self) -> None:
         self._recorder.stop()
@@ -262,7 +276,7 @@ class ChakraTracer:
 
     def _record(self, reason: str | None, report: PairReport, entries: dict[str, Any]) -> dict[str, Any]:
         whole = range(self.first, min(self.steps_done, self.end))
-        untraced = self._recorder.steps[: self._recorder.structure]
+        untraced = enumerate(self._recorder.steps[: self._recorder.structure])
         return {
             "rank": self.rank,
             "host": socket.gethostname(),
@@ -275,12 +289,10 @@ class ChakraTracer:
             "unfinished_step": next((number for number in report.steps if number not in whole), None),
             "structure_step": self._recorder.structure,
             "step_times_us": {str(number): report.steps[number] for number in sorted(report.steps)},
-            "untraced_step_times_us": {
-                str(number): round(wall * 1e6, 3) for number, (wall, *_) in enumerate(untraced)
-            },
+            "untraced_step_times_us": {str(number): round(wall * 1e6, 3) for number, (wall, *_) in untraced},
             "check": {
                 "linkable": bool(entries) and not report.problems,
-                **{name: getattr(report, name) for name in _CHECKED},
+                **{name: value for name, value in vars(report).items() if name not in ("steps", "truncated")},
             },
             "process_groups": self._groups,
             "group_threads": self._group_threads,
@@ -296,8 +308,7 @@ class ChakraTracer:
             backend=self._backend,
         )
         path = self.files.run.manifest_file
-        if trace_manifest.write_json(path, manifest) and not self._left_out_secrets:
-            self._left_out_secrets = True  # told once, though rank 0 writes its manifest twice
+        if trace_manifest.write_json(path, manifest) and len(records) == 1:  # the first of several writes
             notify(logging.WARNING, "%s: secrets were left out, by their names or forms", path)
         return manifest
 
@@ -313,12 +324,11 @@ def hold_signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield held
         return
-    handlers = {}
-    for watched in (signal.SIGINT, signal.SIGTERM):
-        handler = signal.getsignal(watched)
-        if handler is not None:  # None: installed by C code, so it can't be restored
-            handlers[int(watched)] = handler
-            signal.signal(watched, lambda number, frame: held.append(number))
+    found = {int(watched): signal.getsignal(watched) for watched in (signal.SIGINT, signal.SIGTERM)}
+    # None: installed by C code, so it can't be restored
+    handlers = {watched: handler for watched, handler in found.items() if handler is not None}
+    for watched in handlers:
+        signal.signal(watched, lambda number, frame: held.append(number))
     try:
         yield held
     finally:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -138,7 +137,7 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
         **({"device_name": rank.device.device_name} if rank.device.device_name else {}),
     }
     trace = emit(rank, graph, number, metadata, options.timestamps)
-    trace.metadata["steps_micros"] = step_facts(recording, manifest.untraced_us(number))
+    trace.metadata["steps_micros"] = step_facts(recording)
     if recording is not None:
         take_off_cost(trace, recording, rank.per_operator_ns)
         report.times_of(trace)
@@ -203,19 +202,18 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
     trace.metadata["recording_cost_ns"] = round(per_operator, 1)
 
 
-def step_facts(recording: Recording | None, untraced_us: Sequence[float]) -> str:
+def step_facts(recording: Recording | None) -> str:
     """The metadata ``steps_micros``, by the host's clock: the median of the ``untraced`` steps, and the mean
-    of the ``traced`` ones, as that is the step of the graph.
-
-    ``untraced_us``: untraced steps in the manifest of a capture whose traces don't tell them.
-    """
-    facts: dict[str, Any] = {}
-    if recording is not None:
-        untraced_us = [wall for wall, _ in recording.untraced_us]
-        facts["traced"] = fmean(wall for wall, _ in recording.timed_us) if recording.timed_us else None
-        facts["observed"] = recording.structure_step == len(recording.step_us) - 1
-    facts["untraced"] = median(untraced_us) if untraced_us else None
-    facts["untraced_steps"] = len(untraced_us)
+    of the ``traced`` ones, as that is the step of the graph."""
+    if recording is None:
+        return json.dumps({"untraced": None})
+    untraced, timed = ([wall for wall, _ in steps] for steps in (recording.untraced_us, recording.timed_us))
+    facts = {
+        "traced": fmean(timed) if timed else None,
+        "observed": recording.structure_step == len(recording.step_us) - 1,
+        "untraced": median(untraced) if untraced else None,
+        "untraced_steps": len(untraced),
+    }
     return json.dumps(facts)
 
 

@@ -168,10 +168,10 @@ def _files_of_run(name: str, skeletons: Skeletons) -> list[Path]:
         runs = sorted({found[0] for path in path_of(name).glob("*.et") if (found := parse_et(path))})
         if len(runs) == 1:
             return _files_of_run(runs[0], skeletons)
-        some = f", such as {runs[0]}" if runs else ""
-        raise TraceError(
-            f"{name}: a folder with .et files of {plural(len(runs), 'run')}: give the NAME of one{some}"
-        )
+        if not runs:
+            raise TraceError(f"{name}: a folder without .et files: convert its traces, or check the path")
+        which = f"{len(runs)} runs: give the NAME of one, such as {runs[0]}"
+        raise TraceError(f"{name}: a folder with .et files of {which}")
     if not paths:
         raise TraceError(f"{name}: neither a file nor the NAME of NAME.0.et, NAME.1.et, …: check the path")
     return paths

@@ -102,7 +102,7 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
         return ["no step is marked in the trace; its times hold the cost of recording"]
     if not untraced:
         return [f"no untraced step was measured; {of_graph}"]
-    early = "; untraced steps come first and were not warm yet, so record later (more wait steps)"
+    early = "; if the untraced steps, which come first, weren't warm yet, record later (more wait steps)"
     return [
         f"the untraced step takes {untraced:,.3f} ms (median of {known[0].untraced_steps}), the traced "
         f"step {traced:,.3f} ms (ratio {traced / untraced:.2f}{early * (traced < untraced)}), {of_graph}"

@@ -57,11 +57,6 @@ class Manifest:
         value = self._ranks.get(rank, {}).get(name)
         return value if type(value) is kind else missing
 
-    def untraced_us(self, rank: int) -> list[float]:
-        """The untraced steps of a rank in µs, without the first, which initialises lazily."""
-        steps = self.of_rank(rank, "untraced_step_times_us", dict, {})
-        return [time for step, time in steps.items() if step != "0" and type(time) in (int, float)]
-
     @property
     def world_size(self) -> int:
         """The world size, 0 if not known."""

@@ -28,6 +28,7 @@ from chakra_et.simulate.replays import missing_order
 from chakra_et.validate.table import LARGEST_MESSAGE, SIMULATED, Finding, found
 
 _LIST = r"(?m)^\s*{}\s*:\s*\[([^\]]*)\]"
+_DIMENSION = re.compile("[A-Za-z]+ [1-9][0-9]{0,8}")
 
 
 def check_file_for_astra(trace: ExecutionTrace, groups: Groups, ranks: int) -> Iterator[Finding]:
@@ -80,10 +81,8 @@ def _network(path: Path, groups: Groups, ranks: int) -> Iterator[str]:
         return
     rows = (re.search(_LIST.format(key), content) for key in ("topology", "npus_count"))
     kinds, sizes = ([word.strip(" \t\n\"'") for word in row[1].split(",")] if row else [] for row in rows)
-    good = [
-        re.fullmatch("[A-Za-z]+ [1-9][0-9]{0,8}", " ".join(each)) for each in zip(kinds, sizes, strict=False)
-    ]
-    if not good or not all(good) or len(kinds) != len(sizes):
+    each = map(" ".join, zip(kinds, sizes, strict=False))
+    if not kinds or len(kinds) != len(sizes) or not all(map(_DIMENSION.fullmatch, each)):
         yield "topology and npus_count must be lists like [ Switch, Switch ] and [ 8, 4 ], one per dimension"
         return
     counts = [int(size) for size in sizes]

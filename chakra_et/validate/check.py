@@ -122,8 +122,7 @@ def check_set(run: RankSet, for_astra: bool = False, cluster: str = "") -> list[
         problems += [_problem(each, run.name) for each in (*about, *check_order(kept, groups or {}))]
         for problem in problems:
             # In ASTRA-sim ranks whose parts differ wait for each other for ever.
-            hangs = problem.rule == "collective-size-uneven"
-            problem.severity = "error" if hangs else RULES[problem.rule]
+            problem.severity = "error" if problem.rule == "collective-size-uneven" else RULES[problem.rule]
     return problems
 
 

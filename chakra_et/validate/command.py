@@ -49,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     notes = [note for run in sets for note in run.notes]
     paths = [str(path) for run in sets for path in run.files.values()]
     if config.json:
-        found = [asdict(problem) for problem in problems]
-        answer = {"valid": valid, "files": paths, "notes": notes, "problems": found}
+        answer = {"valid": valid, "files": paths, "notes": notes, "problems": [*map(asdict, problems)]}
         print(json.dumps(answer, indent=2))
     else:
         for line in [*(f"note: {note}" for note in notes), *problems]:

@@ -33,8 +33,7 @@ def check_ranks(files: Mapping[int, File]) -> Iterator[RankFinding]:
 
 def _check_world(files: Mapping[int, File], world: int) -> Iterator[RankFinding]:
     if world == 1:
-        message = "the run has one rank: ASTRA-sim needs at least two"
-        yield None, Finding("single-rank", [], message)
+        yield None, Finding("single-rank", [], "the run has one rank: ASTRA-sim needs at least two")
     missing = world - sum(rank < world for rank in files)
     if missing:
         first = next(rank for rank in range(world) if rank not in files)
@@ -134,7 +133,8 @@ def _compare(
         at = int(np.argmax(np.append(is_other_type | is_other_size & ~uneven, True)))
         counts = f"has {len(rows)} collectives of {group}, {other.name} has {len(other_rows)}"
         where = rows[min(at, both - 1) :][:1]
-        yield Finding("collective-count", where, f"{counts}: {pair(at)}")
+        way_out = "; if a rank ended early, convert a step that all have: --step N"
+        yield Finding("collective-count", where, f"{counts}: {pair(at)}{way_out}")
         return
     for rule, differ in (
         ("collective-type", is_other_type),

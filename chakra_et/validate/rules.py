@@ -8,7 +8,7 @@ import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType, Strings
 from chakra_et.et.edges import find_cycle, repeated
-from chakra_et.et.node_attributes import has, texts
+from chakra_et.et.node_attributes import has, lanes, texts
 from chakra_et.validate.table import ALL_RANKS, INTEGER, SIMULATED, TEXT_GROUP, File, Finding, found
 
 # Attributes that the feeders read, and the kind of value that they expect.
@@ -65,17 +65,18 @@ def _order(file: File) -> Iterator[Finding]:
     trace, parent, child = file.trace, file.edges.parent, file.edges.child
     known = (parent >= 0) & (parent != child)  # reported by _dependencies; the others may still form a cycle
     parent, child = parent[known], child[known]
-    order = np.argsort(trace.ids, kind="stable")
     # Ids in the order of the dependencies, as most files have them, are quick to check.
     forward = bool((trace.ids[parent] < trace.ids[child]).all())
     if cycle := [] if forward else find_cycle(len(trace), parent, child):
         named = [str(trace.ids[row]) for row in cycle[:8]] + (["…"] if len(cycle) > 8 else [])
         path = " → ".join([*named, str(trace.ids[cycle[0]])])
         yield Finding("cycle", cycle, f"is on a dependency cycle of {len(cycle)} nodes ({path})")
-    start = trace.start_micros[order]
-    early = order[1:][start[1:] < start[:-1]]
+    lane = lanes(trace)
+    order = np.lexsort((trace.ids, lane))
+    before, after = order[:-1], order[1:]
+    early = after[(lane[after] == lane[before]) & (trace.start_micros[after] < trace.start_micros[before])]
     if len(early):
-        yield Finding("id-order", early, "starts before the node with the next lower id")
+        yield Finding("id-order", early, "starts before the node of its lane with the next lower id")
 
 
 def _types(file: File) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chakra_et.convert.graph.link import aligned
-from chakra_et.convert.pair import _per_operator, convert_pair, step_facts
+from chakra_et.convert.pair import PairOptions, _per_operator, convert_pair, step_facts
 from chakra_et.simulate.measured_steps import measured_times, step_rows, steps_sentence
 from chakra_et.simulate.replays import longest_path
 from chakra_et.traces.device_format import Recording, read_recording
@@ -102,6 +102,12 @@ def test_operators_that_the_structure_step_lacks_are_counted(tmp_path):
     assert found.report.notes["no-host-node"] == found.report.warnings["structure-differs"]
 
 
+def test_operators_of_steps_that_are_left_out_are_not_counted_as_kept(tmp_path):
+    pair = capture(tmp_path, 1, 1, 3, branch_at=3)
+    lacking = [convert_pair(pair, PairOptions(step=str(n))).report.warnings for n in (2, 3, 4)]
+    assert [found.get("structure-differs", 0) > 0 for found in lacking] == [False, True, False]
+
+
 def test_operators_that_the_structure_step_lacks_have_no_identity_of_those_around_them(tmp_path):
     """An evaluation's DataLoader had the step's rf_id, and the diagnosis took the whole step for loading."""
     trace = convert_pair(capture(tmp_path, 1, 1, 2, branch_at=3)).trace
@@ -147,9 +153,9 @@ def test_the_first_step_and_prepared_steps_are_not_untraced():
     recording = Recording(
         3, 3, [(90.0, 9.0), (10.0, 9.0), (12.0, 9.0), (80.0, 9.0), (14.0, 9.0), (16.0, 9.0)]
     )
-    facts = json.loads(step_facts(recording, ()))
+    facts = json.loads(step_facts(recording))
     assert facts == {"traced": 15.0, "observed": False, "untraced": 11.0, "untraced_steps": 2}
-    assert json.loads(step_facts(None, (7.0,))) == {"untraced": 7.0, "untraced_steps": 1}
+    assert json.loads(step_facts(None)) == {"untraced": None}
 
 
 def test_a_trace_without_steps_has_no_step_of_0_ms():
@@ -171,7 +177,7 @@ def test_a_traced_step_that_is_faster_than_the_untraced_ones_has_its_reason():
     for traced, said in ((8e3, True), (9e3, False), (10e3, False)):
         facts = json.dumps({"untraced": 9e3, "untraced_steps": 1, "traced": traced})
         (sentence,) = steps_sentence([{"steps_micros": facts}], [8e3])
-        assert ("not warm yet" in sentence) is said
+        assert ("record later" in sentence) is said
         assert f"(ratio {traced / 9e3:.2f}" in sentence
 
 

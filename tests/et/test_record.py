@@ -265,6 +265,9 @@ def test_a_folder_with_one_run_is_that_run(run: Path) -> None:
     shutil.copy(f"{run}.0.et", run.with_name("other.0.et"))
     with pytest.raises(TraceError, match="a folder with .et files of 2 runs: give the NAME of one, such as"):
         find_rank_sets([str(run.parent)])
+    (run.parent / "empty").mkdir()
+    with pytest.raises(TraceError, match="a folder without .et files: convert its traces"):
+        find_rank_sets([str(run.parent / "empty")])
 
 
 def test_a_trace_in_place_of_et_files_is_converted_on_the_way(

@@ -71,6 +71,16 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
         assert not list(folder.glob("*.tmp"))
 
 
+def test_rank_0_goes_on_while_another_rank_counts_fewer_steps(torchrun, tmp_path):
+    """It waited for 60 s within its step for a rank that waited for it in a collective."""
+    done = torchrun(2, WORKER, "out", "t", 7, "--fault", "uncounted:2:1", timeout=120)
+    assert done.returncode == 0, done.stdout
+    (longest,) = re.findall(r"rank 0: the longest call of step\(\) took ([\d.]+) s", done.stdout)
+    assert float(longest) < 30
+    manifest = load(tmp_path / "out" / "t_manifest.json")
+    assert manifest["complete"] and [record["steps"] for record in manifest["ranks"]] == [[2, 3, 4]] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_without_room_names_its_folder_and_the_other_is_kept(torchrun, tmp_path, rank):

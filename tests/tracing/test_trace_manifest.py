@@ -86,7 +86,8 @@ def test_records_reach_rank_0_in_any_order():
     mailbox(store, 2).send({"rank": 2})
     thread = threading.Thread(target=late)
     thread.start()
-    records = mailbox(store, 0).collect({"rank": 0}, lambda: 30.0)
+    records = {0: {"rank": 0}}
+    mailbox(store, 0).collect(records, lambda: 30.0)
     thread.join()
     assert records == {0: {"rank": 0}, 1: {"rank": 1, "late": True}, 2: {"rank": 2}}
 
@@ -96,7 +97,9 @@ def test_dead_rank_is_waited_for_no_longer_than_asked():
     mailbox(store, 2).send({"rank": 2})
     patience = iter([60.0, 60.0, 0.0])  # a signal came meanwhile
     began = time.monotonic()
-    assert sorted(mailbox(store, 0).collect({"rank": 0}, lambda: next(patience))) == [0, 2]
+    records = {0: {"rank": 0}}
+    mailbox(store, 0).collect(records, lambda: next(patience))
+    assert sorted(records) == [0, 2]
     assert time.monotonic() - began < 5
 
 
@@ -110,7 +113,9 @@ class _Gone:
 
 
 def test_store_that_is_gone_costs_only_the_other_ranks(caplog):
-    assert mailbox(_Gone(), 0).collect({"rank": 0}, lambda: 60.0) == {0: {"rank": 0}}
+    records = {0: {"rank": 0}}
+    mailbox(_Gone(), 0).collect(records, lambda: 60.0)
+    assert records == {0: {"rank": 0}}
     mailbox(_Gone(), 1).send({})
     assert caplog.text.count("does not answer") == 2
 

@@ -87,7 +87,7 @@ SINGLE: list[tuple[str, Callable[[ExecutionTrace], object], int | None, str]] = 
     ("self-dependency", lambda t: depend(t, LAST, 8, ctrl=True), 8, "depends on itself"),
     ("cycle", lambda t: depend(t, GATHER, 8), 4, "is on a dependency cycle of "),
     ("cycle", lambda t: depend(t, KERNEL, 1, 4, ctrl=True), 2, "cycle of 3 nodes (2 → 3 → 4 → 2)"),
-    ("id-order", assign("start_micros", GATHER, 1), 4, "starts before the node with the next lower id"),
+    ("id-order", assign("start_micros", GATHER, 1), 4, "starts before the node of its lane "),
     ("node-type", assign("types", KERNEL, 0), 2, "has type 0"),
     ("node-type", assign("types", KERNEL, 8), 2, "has type 8"),
     ("metadata-node", assign("types", KERNEL, 1), 2, "is a METADATA node"),
@@ -213,6 +213,14 @@ def test_unordered_ids_without_a_cycle_are_valid() -> None:
     assert check(make(*nodes)) == []
     shuffled = [nodes[i] for i in np.random.default_rng(1).permutation(3001)]
     assert check(make(*shuffled)) == []
+
+
+def test_ids_are_in_the_order_of_time_on_each_lane() -> None:
+    """Converted gloo runs got a warning, as a thread's times without recording's cost overtook another's."""
+    nodes = [{"id": at + 1, "start": start, "is_cpu_op": 1} for at, start in enumerate((0, 5, 3))]
+    for lanes, found in (((0, 0, 1), []), ((0, 1, 0), []), ((0, 0, 0), ["id-order"])):
+        of_lanes = [node | {"lane": lane} for node, lane in zip(nodes, lanes, strict=True)]
+        assert [problem.rule for problem in check(make(*of_lanes))] == found
 
 
 def test_sparse_ids_are_resolved() -> None:

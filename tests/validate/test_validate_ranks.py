@@ -86,7 +86,8 @@ def test_missing_collective_is_reported_where_it_is_missing() -> None:
     assert problem.rule == "collective-count"
     assert problem.message == (
         "has 1 collectives of group 1, NAME.0.et has 2: collective 1 of group 1 is ALL_GATHER of 64 bytes "
-        "(node 4 'op') here and ALL_REDUCE of 64 bytes (node 3 'op') in NAME.0.et"
+        "(node 4 'op') here and ALL_REDUCE of 64 bytes (node 3 'op') in NAME.0.et; if a rank ended early, "
+        "convert a step that all have: --step N"
     )
 
 

@@ -96,18 +96,10 @@ def link_rank(
     for clock in clocks:
         findings.add("clock-offset", abs(clock.offset_ns), str(clock.device))
         findings.add("clock-contradicted", clock.contradicting)
-    kept, per_operator_ns, device, linked, matched = with_structure(device, calls, linked)
-    findings = joined(findings, matched)
-
-    def between(kept: np.ndarray, begin: int, end: int) -> tuple[DeviceTrace, np.ndarray, Link]:
-        """The ``kept`` rows, and the allocations and frees from ``begin`` to ``end``, ns."""
-        time = device.memory.time
-        memory = device.memory.take(np.flatnonzero((time >= begin) & (time < end)))
-        return selected(dataclasses.replace(device, memory=memory), calls, linked, kept)
-
-    if len(kept) < len(device):
-        device, calls, linked = between(kept, int(device.start[kept].min()), ALWAYS.max)
-    known = steps(device)
+    kept, per_operator_ns, device, linked, likeness = with_structure(device, calls, linked)
+    findings.add("structure-step", (~kept).sum())
+    known = [(number, row) for number, row in steps(device) if kept[row]]
+    begin, end, key = ALWAYS.min if kept.all() else int(device.start[kept].min()), ALWAYS.max, ""
     if step != "all":
         if not step.isdigit() or int(step) not in dict(known):
             names = ", ".join(str(number) for number, _ in known) or "none"
@@ -119,13 +111,20 @@ def link_rank(
         begin, end, key = int(device.start[row]), int(device.end[row]), "outside-step"
     elif _is_cut(device, known, unfinished):
         step, row = str(known[-1][0]), known[-1][1]
-        begin, end, key = ALWAYS.min, int(device.start[row]), "unfinished-step"
+        end, key = int(device.start[row]), "unfinished-step"
         findings.add("steps-unfinished", 1, step)
-    if step != "all":  # CPU events that start in this time, and the work that they launch
+    if key:  # CPU events that start in this time, and the work that they launch
         inside = (device.start >= begin) & (device.start < end)
-        kept = np.flatnonzero(np.where(calls >= 0, inside[calls], inside))
-        findings.add(key, len(device) - len(kept), step)
-        device, calls, linked = between(kept, begin, end)
+        inside = kept & np.where(calls >= 0, inside[calls], inside)
+        findings.add(key, kept.sum() - inside.sum(), step)
+        kept = inside
+    findings.add("structure-matched", (likeness[kept] > 0).sum())
+    findings.add("structure-differs", (likeness[kept] < 0).sum())
+    if not kept.all():
+        memory = device.memory
+        memory = memory.take(np.flatnonzero((memory.time >= begin) & (memory.time < end)))
+        device = dataclasses.replace(device, memory=memory)
+        device, calls, linked = selected(device, calls, linked, np.flatnonzero(kept))
     device, calls, linked, before = with_work_before(device, calls, linked)
     findings.add("work-before-recording", len(before))
     rows = communication_rows(device, added_kernels)
@@ -154,19 +153,20 @@ def _is_cut(device: DeviceTrace, known: list[tuple[int, int]], number: int) -> b
 
 def with_structure(
     device: DeviceTrace, calls: np.ndarray, linked: Link
-) -> tuple[np.ndarray, float, DeviceTrace, Link, Findings]:
-    """The rows whose times count, the ns that recording took per operator by the tracer's measurement, the
-    trace with record-function ids in all steps, its link, and how many operators were matched.
+) -> tuple[np.ndarray, float, DeviceTrace, Link, np.ndarray]:
+    """Which rows' times count (bool), the ns that recording took per operator by the tracer's measurement,
+    the trace with record-function ids in all steps, its link, and for each row 1 if the structure step has
+    its like, -1 if not, 0 if that doesn't matter.
 
     Our tracer runs the ExecutionTraceObserver in one step, which it slows down, and lets Kineto alone record
     the steps that follow, without record-function ids. Their operators are matched with those of the
     structure step and get their ids; in the second step and later, plus more than the highest one.
     """
-    findings = Findings()
+    likeness = np.zeros(len(device), np.int8)
     known = dict(steps(device))
     recording = device.recording
     if recording is None or recording.structure_step not in known:
-        return np.arange(len(device)), 0.0, device, linked, findings
+        return np.ones(len(device), bool), 0.0, device, linked, likeness
     structure = known[recording.structure_step]
     began, ended = device.start[structure], device.end[structure]
     begins = device.start[[row for number, row in known.items() if number > recording.structure_step]]
@@ -188,12 +188,11 @@ def with_structure(
         host_row[same] = host_row[like]
         own = device.rf_id[like]
         record[same] = np.where(own > 0, own + (step - 1) * ids, own)
-        findings.add("structure-matched", len(same))
-        findings.add("structure-differs", len(rows) - len(same))
-    kept = np.flatnonzero(np.where(calls >= 0, step_of[calls], step_of) > 0)
-    findings.add("structure-step", len(device) - len(kept))
+        likeness[rows] = -1
+        likeness[same] = 1
+    kept = np.where(calls >= 0, step_of[calls], step_of) > 0
     device = dataclasses.replace(device, rf_id=record)
-    return kept, per_operator, device, dataclasses.replace(linked, host_row=host_row), findings
+    return kept, per_operator, device, dataclasses.replace(linked, host_row=host_row), likeness
 
 
 def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray) -> np.ndarray:
