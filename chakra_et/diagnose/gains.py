@@ -98,19 +98,11 @@ def slow_ranks(run: Run, least: float) -> tuple[list[int], float]:
     return (chosen, best) if best >= least else ([], 0.0)
 
 
-@dataclass(frozen=True)
-class BusyTime:
-    """``shares``: the mean part of the ranks' time by ``breakdown.ACTIVITIES``; ``hidden``: which part of all
-    communication runs beside compute (None without any). ``message_wait``: the part of all ranks' time in
-    which messages wait for a partner, as in a bubble or for a slow stage, and nothing runs."""
-
-    shares: dict[str, float]
-    hidden: float | None
-    message_wait: float
-
-
-def busy_time(run: Run) -> BusyTime:
-    """Of a run as replayed, each rank from its first node to its end."""
+def busy_time(run: Run) -> tuple[dict[str, float], float | None, float]:
+    """Of a run as replayed, each rank from its first node to its end: the mean part of the ranks' time by
+    ``breakdown.ACTIVITIES``; which part of all communication runs beside compute (None without any); and the
+    part of all ranks' time in which messages wait for a partner, as in a bubble or for a slow stage, and
+    nothing runs."""
     graph, lasted = run.graph, run.end_ns - run.start_ns
     # For the last member of its operation, or for a partner that isn't in the files.
     without = np.minimum(graph.attribute("wait_micros", 0) * 1000, lasted)
@@ -130,7 +122,7 @@ def busy_time(run: Run) -> BusyTime:
     shares = dict(zip(ACTIVITIES, (every / lasts).mean(axis=0).tolist(), strict=True))
     communicates = hidden + int(whole[COMMUNICATION])
     beside = hidden / communicates if communicates else None
-    return BusyTime(shares, beside, messages / max(int(whole.sum()), 1))
+    return shares, beside, messages / max(int(whole.sum()), 1)
 
 
 def host_path(run: Run, classes: np.ndarray) -> tuple[list[tuple[str, float]], float]:

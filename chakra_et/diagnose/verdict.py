@@ -11,7 +11,6 @@ import numpy as np
 
 from chakra_et.diagnose.gains import (
     Balanced,
-    BusyTime,
     Faster,
     busy_time,
     gain,
@@ -166,9 +165,9 @@ def diagnose(run: Run) -> Diagnosis:
 
     gone = {name: faster(name, 0.0) for name in CLASSES[LOADING:]}
     halved = {name: faster(name, 0.5) for name in (*CLASSES[:LOADING], "device")}
-    busy = busy_time(aligned)
+    shares, hidden, message_wait = busy_time(aligned)
     has_device = bool(device.any())
-    causes = gone | {"rank": slow_gain, "skew": skew, "bubble": busy.message_wait - slow_gain}
+    causes = gone | {"rank": slow_gain, "skew": skew, "bubble": message_wait - slow_gain}
     causes["imbalance"] = balanced if balanced >= 2 * slow_gain else 0.0  # no few ranks are the cause
     on_path, outside = host_path(aligned, classes)
     bound = _bound(causes, halved, "host" if has_device and outside < 0.5 else "python", has_device)
@@ -180,15 +179,15 @@ def diagnose(run: Run) -> Diagnosis:
         steps=max(len(steps.names) for steps in run.steps),
         step_ms=step,
         bound=bound,
-        evidence=_evidence(bound, causes, halved, busy, slow) + _more_evidence(run, bound, on_path, device),
+        evidence=_evidence(bound, causes, halved, shares, slow) + _more_evidence(run, bound, on_path, device),
         slow_rank=slow[0] if slow else None,
         slow_rank_gain=slow_gain,
         slow_ranks=tuple(slow),
         slow_in=slow_in(run, classes, slow[0]) if slow else "",
         skew_ms=float(run.release_ns.max(initial=0)) / 1e6,
         skew_gain=max(skew, 0.0),
-        shares=busy.shares,
-        hidden=busy.hidden,
+        shares=shares,
+        hidden=hidden,
         kernels=top_kernels(run, classes, device),
         uneven_steps=uneven_steps(run, has_device),
     )
@@ -220,20 +219,21 @@ def _evidence(
     bound: str,
     causes: dict[str, float],
     halved: dict[str, float],
-    busy: BusyTime,
+    shares: dict[str, float],
     slow: Sequence[int],
 ) -> str:
     if bound == "rank" and slow:
         who = f"Rank {slow[0]} keeps" if len(slow) == 1 else f"{len(slow)} ranks keep"
-        return f"{who} the others waiting for {busy.shares['wait']:.0%} of their time."
+        return f"{who} the others waiting for {shares['wait']:.0%} of their time."
     if bound == "bubble":
-        return f"Stages wait {busy.message_wait:.0%} of the time for messages of their neighbours."
+        waited = causes["bubble"] + causes["rank"]
+        return f"Stages wait {waited:.0%} of the time for messages of their neighbours."
     if bound in causes:
         return f"Without that the step would be {causes[bound]:.0%} shorter."
     if bound == "unknown":
         return "Neither device, host nor communication shortens the step by 1% if it is twice as fast."
     gained = halved[{"cpu": "compute", "python": "host"}.get(bound, bound)]
-    parts = describe(busy.shares, len(busy.shares))
+    parts = describe(shares, len(shares))
     return f"Twice as fast, it would make the step {gained:.0%} shorter (time of the ranks: {parts})."
 
 

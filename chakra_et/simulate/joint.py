@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -92,7 +92,8 @@ class ReplayGraph:
 
     def gather(self, columns: list[np.ndarray]) -> np.ndarray:
         """One column per trace, in row order, as one array in node order."""
-        return _gathered(self.in_rows, columns)
+        gathered: np.ndarray = np.concatenate(columns)[self.in_rows]
+        return gathered
 
     def scatter(self, values: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Values in node order as one int64 array per trace, in row order."""
@@ -184,7 +185,10 @@ def build_graph(
     trace_of = np.repeat(np.arange(len(traces)), np.diff(first))
     place = first[trace_of] + row
     in_rows = slice(None) if (np.diff(place) == 1).all() else place
-    gather = partial(_gathered, in_rows)
+
+    def gather(columns: list[np.ndarray]) -> np.ndarray:
+        return np.asarray(np.concatenate(columns)[in_rows])
+
     is_cpu = gather([trace.column("is_cpu_op") for trace in traces]) != 0
     duration = gather([trace.duration_micros for trace in traces]).astype(np.int64) * 1000
     latency = gather([trace.column("launch_latency_ns", -1) for trace in traces])
@@ -223,11 +227,6 @@ def build_graph(
             )
         graph.position[order] = np.arange(len(graph))
     return graph
-
-
-def _gathered(in_rows: np.ndarray | slice, columns: list[np.ndarray]) -> np.ndarray:
-    gathered: np.ndarray = np.concatenate(columns)[in_rows]
-    return gathered
 
 
 def _check_ranks(traces: Sequence[ExecutionTrace], ranks: Sequence[int]) -> None:
