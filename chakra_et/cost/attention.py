@@ -87,5 +87,4 @@ def attention_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarr
     bound = (shares**_NORM + longest**_NORM + memory(passed) ** _NORM) ** (1 / _NORM)
     written = np.where(call == INTO_CACHE, memory(2 * kept), 0)
     fill = np.maximum(waves, 1) * parameters["fill"] / clock
-    taken: np.ndarray = parameters["launch"] + written + bound + fill
-    return taken
+    return parameters["launch"] + written + bound + fill

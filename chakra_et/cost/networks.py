@@ -77,5 +77,4 @@ def node(name: str) -> str | None:
 def table() -> dict[str, Any]:
     """``networks.json``: ``gpus``, ``nodes``; ``measured``: the nodes whose collectives were measured, by
     "GPU link"; ``tuning``: the figures of NCCL's own."""
-    loaded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return loaded
+    return json.loads(FILE.read_text(encoding="utf-8"))

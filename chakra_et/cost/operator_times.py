@@ -330,8 +330,7 @@ def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuMo
 
 def errors() -> Mapping[str, float]:
     """One standard deviation of the logarithm of times on another vendor's GPU, by class."""
-    found: dict[str, float] = _TABLE["errors"]
-    return found
+    return _TABLE["errors"]
 
 
 def _parameters(gpu: Gpu) -> dict[str, float]:

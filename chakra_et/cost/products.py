@@ -71,8 +71,9 @@ _QUANTISED = 1.5
 """What quantising takes over reading and writing."""
 _COOL = 400.0
 """µs at full power before clocks fall."""
-_WARM, _WARM_STEP = 0.9, 0.8
-"""The part of L2 that keeps operands, and latency from L2 over that from memory."""
+_WARM_STEP, _KEPT, _KEPT_APART = 0.8, (0.9, 1.2), (0.45, 1.35)
+"""Latency from L2 over that from memory; parts of L2 up to which it keeps all operands, and from which none:
+NVIDIA's undivided one, and others, which fade as halves keep copies of each other's lines."""
 _IN_LINES, _SQUARE = {"L40S": "rows", "H100": "short"}, 128
 """GPUs, and those like them, on which SGLang's and vLLM's products of 8 bits, with quantisation, go through
 their tiles in lines, along the rows of C or its short side, and the edge of these tiles."""
@@ -130,15 +131,14 @@ def product_micros(
 
 def _found(gpu: Gpu, kept: np.ndarray) -> np.ndarray:
     """The part of bytes that are in L2, where so many take turns in it."""
-    found: np.ndarray = np.clip(1.5 - kept / (gpu.cache / gpu.parts * _WARM), 0, 1)
-    return found
+    most, none = _KEPT if gpu.parts == 1 and gpu.vendor == "nvidia" else _KEPT_APART
+    return np.clip((none - kept / (gpu.cache / gpu.parts)) / (none - most), 0, 1)
 
 
 def moved(gpu: Gpu, parameters: Mapping[str, float], loaded: np.ndarray, found: np.ndarray) -> np.ndarray:
     """µs for bytes from memory, and from L2."""
     cached = found / (64 * gpu.units * gpu.clock / 1e6 * parameters["cache"])
-    taken: np.ndarray = loaded / (gpu.memory / 1e6 * parameters["memory"]) + cached
-    return taken
+    return loaded / (gpu.memory / 1e6 * parameters["memory"]) + cached
 
 
 def _micros(
@@ -189,8 +189,7 @@ def _micros(
         all_of = np.where((batch > 1) & _UNBATCHED["tf32" in gpu.peaks], np.inf, all_of)
     best = all_of.min(axis=1)
     heated = np.maximum(np.minimum(best, operations / (peak * burst)) - _COOL, 0)
-    taken: np.ndarray = parameters["launch"] + best + (burst / hot - 1) * heated
-    return taken
+    return parameters["launch"] + best + (burst / hot - 1) * heated
 
 
 def _narrow_moves(depth: np.ndarray, item: float, aligned: np.ndarray, *along: np.ndarray) -> np.ndarray:
@@ -201,8 +200,7 @@ def _narrow_moves(depth: np.ndarray, item: float, aligned: np.ndarray, *along: n
     moves = ((high * of_a + wide * of_b) * depth + high * wide * _STORED) / _LANES
     square = (high == wide) & np.isin(high, (32, 128)) & (parts == 1)
     fits = np.where(copied, np.minimum(high, wide) >= 64, square)
-    found: np.ndarray = np.where(fits, moves * item / np.where(copied, _COPIES, 2), np.inf)
-    return found
+    return np.where(fits, moves * item / np.where(copied, _COPIES, 2), np.inf)
 
 
 def _loaded_again(gpu: Gpu, side: np.ndarray, made: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -211,5 +209,4 @@ def _loaded_again(gpu: Gpu, side: np.ndarray, made: np.ndarray, k: np.ndarray) -
     square."""
     wave = gpu.units * _SQUARE**2
     span = np.minimum(side, gpu.units * _SQUARE)
-    loaded: np.ndarray = made / wave * (span + wave / span) * k * (1 - _found(gpu, side * k))
-    return loaded
+    return made / wave * (span + wave / span) * k * (1 - _found(gpu, side * k))

@@ -18,6 +18,17 @@ def test_a_result_larger_than_l2_takes_as_long_as_memory_writes_it() -> None:
     assert taken > 2 * edge**2 / (0.1 * gpu.memory / 1e6)
 
 
+def test_an_undivided_l2_keeps_all_that_fits() -> None:
+    """One in halves fades: each keeps copies of the other's lines."""
+    one = gpus.gpu("L40S")
+    halves = replace(one, cache=2 * one.cache, parts=2)
+    parameters = start(one, "16 bit") | {"memory": 0.1, "cache": 1.0}
+    points = np.array([[1, 1, one.cache * share / 8192, 4096, 1] for share in (0.2, 0.85, 1.15, 2.0)])
+    undivided, divided = (product_micros(gpu, parameters, points, "16 bit") for gpu in (one, halves))
+    assert undivided[0] == divided[0] and undivided[3] == divided[3]
+    assert undivided[1] < divided[1] / 10 and undivided[2] > divided[2]
+
+
 def test_small_tiles_share_a_unit() -> None:
     """Columns of 64 take tiles of half the width, and two of 256 by 64 fit in a unit as one of 256 by 128."""
     gpu = gpus.gpu("A100")
