@@ -158,15 +158,18 @@ def kernel_classes(run: ReportRun) -> Table:
 
 
 def collectives(run: ReportRun) -> Table:
-    """``report.collectives.Collective``; ``last_rank``: the one that came last most often."""
+    """``report.collectives.collectives``; ``last_rank``: the one that came last most often."""
     found = communication.collectives(run)
     names = ("type", "bytes", "group", "ranks", "count", "transfer_ns", "algorithm", "bus", "usual_bus")
-    more: dict[str, list[Any]] = {
-        "skew_ns": [each.skew_ns and each.skew_ns[0] for each in found],
-        "longest_skew_ns": [each.skew_ns and each.skew_ns[1] for each in found],
-        "last_rank": [max(each.last, key=lambda rank: each.last[rank], default=None) for each in found],
-    }
-    return Table(_columns(found, names) | more)
+    last = [each["last"] for each in found]
+    return Table(
+        {name: [each[name] for each in found] for name in names}
+        | {
+            "skew_ns": [each["skew_ns"] and each["skew_ns"][0] for each in found],
+            "longest_skew_ns": [each["skew_ns"] and each["skew_ns"][1] for each in found],
+            "last_rank": [max(times, key=times.__getitem__, default=None) for times in last],
+        }
+    )
 
 
 def steps(run: ReportRun) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,31 +15,6 @@ from chakra_et.et.node_attributes import splits
 from chakra_et.report.run import COMM_NAMES, ReportRun
 
 MESSAGES = "send", "receive"
-
-
-@dataclass(frozen=True)
-class Collective:
-    """Operations of one type, size and group, over all ranks.
-
-    ``bytes``: what NCCL's tests call the size: the whole buffer, also of an all-gather, of which each rank
-    puts in a part. ``transfer_ns``: of the mean operation, once all ranks are there. ``algorithm`` and
-    ``bus``: GB/s (10^9 bytes), None where size or time are unknown. ``skew_ns``: from the first to the last
-    arrival (``run.arrivals``), mean and most; None where members lack. ``last``: rank → how often last.
-    ``usual_bus``: the bus bandwidth that NCCL reaches with this size among such GPUs of one node, see
-    ``cost.nccl``; None where the files don't name the GPU, or its node has fewer.
-    """
-
-    type: str
-    bytes: int
-    group: str
-    ranks: int
-    count: int
-    transfer_ns: float
-    algorithm: float | None
-    bus: float | None
-    skew_ns: tuple[float, int] | None
-    last: dict[int, int]
-    usual_bus: float | None = None
 
 
 def nccl_size(kind: str, size: int, ranks: int) -> tuple[int, float | None]:
@@ -65,8 +40,16 @@ def _usual_ns(gpu: str, kind: str, size: int, ranks: int) -> float | None:
     return node.message(size) if kind in MESSAGES else float(node.time(CollectiveType(of), size, ranks))
 
 
-def collectives(run: ReportRun) -> list[Collective]:
-    """The communication of a run by type, size and group; most time first."""
+def collectives(run: ReportRun) -> list[dict[str, Any]]:
+    """The communication of a run by type, size and group, over all ranks; most time first.
+
+    ``bytes``: what NCCL's tests call the size: the whole buffer, also of an all-gather, of which each rank
+    puts in a part. ``transfer_ns``: of the mean operation, once all ranks are there. ``algorithm`` and
+    ``bus``: GB/s (10^9 bytes), None where size or time are unknown. ``skew_ns``: from the first to the last
+    arrival (``run.arrivals``), mean and most; None where members lack. ``last``: rank → how often last.
+    ``usual_bus``: the bus bandwidth that NCCL reaches with this size among such GPUs of one node, see
+    ``cost.nccl``; None where the files don't name the GPU, or its node has fewer.
+    """
     graph = run.graph
     node = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
     kind, size = run.comm_types[node], graph.attribute("comm_size", 0)[node]
@@ -93,21 +76,22 @@ def collectives(run: ReportRun) -> list[Collective]:
         on_gpu = not graph.is_cpu[own].any()
         usual = _usual_ns(run.rates.gpu if on_gpu else "", name, whole, members)
         found.append(
-            Collective(
-                name,
-                whole,
-                graph.groups[group] if not message else "",
-                members,
-                len(last) or int(np.bincount(graph.trace_of[own]).max()),
-                mean,
-                algorithm,
-                bus=None if algorithm is None or factor is None else algorithm * factor,
-                skew_ns=(float(skew.mean()), int(skew.max())) if len(skew) else None,
-                usual_bus=usual and factor and whole * factor / usual,
-                last={run.ranks[at]: late[at] for at in sorted(late)},
-            )
+            {
+                "type": name,
+                "bytes": whole,
+                "group": graph.groups[group] if not message else "",
+                "ranks": members,
+                "count": len(last) or int(np.bincount(graph.trace_of[own]).max()),
+                "transfer_ns": mean,
+                "algorithm": algorithm,
+                "bus": None if algorithm is None or factor is None else algorithm * factor,
+                "skew_ns": (float(skew.mean()), int(skew.max())) if len(skew) else None,
+                "last": {run.ranks[at]: late[at] for at in sorted(late)},
+                "usual_bus": usual and factor and whole * factor / usual,
+            }
         )
-    return sorted(found, key=lambda each: (-each.transfer_ns * each.count, each.type, each.bytes, each.group))
+    by_name = sorted(found, key=lambda each: (each["type"], each["bytes"], each["group"]))
+    return sorted(by_name, key=lambda each: -each["transfer_ns"] * each["count"])
 
 
 def group_members(run: ReportRun) -> list[Sequence[int]]:

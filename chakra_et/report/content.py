@@ -11,7 +11,7 @@ gpu, roof, kernel_classes       see ``rates.Rates`` and ``rates.KernelClass``
 entries, modules                see ``times``, as lists in the order of their fields
 calls                           see ``times.Call``, as lists
 idle                            see ``times.idle_time``, None without device work
-collectives                     see ``collectives.Collective``, as dicts
+collectives                     see ``collectives.collectives``, as dicts
 memory                          see ``timeline.usage``, with the name of the peak's node
 memory_owners                   what holds a rank's memory at its peak: rank, owner, bytes, blocks
 traffic                         see ``collectives.traffic``
@@ -82,7 +82,7 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
         "modules": by_module(run)[:MOST_MODULES],
         "calls": call_tree(run),
         "idle": idle_time(run),
-        "collectives": [vars(each) for each in collectives(run)],
+        "collectives": collectives(run),
         "memory": [each | {"peak_name": names[int(code[each["peak_node"]])]} for each in usage(run)],
         "memory_owners": owners,
         "traffic": None if many else {name: each.tolist() for name, each in traffic(run).items()},
