@@ -25,7 +25,7 @@ from fasop.plans.shapes import Shape, shapes
 from fasop.search.planner import Planner
 
 Task = tuple[float, int, Shape]  # a bound on the objective, planner, shape
-Start = Callable[[Task], Callable[[], Plan | None]]  # begins a task; what it returns waits for it
+Start = Callable[[Task, bool, float], Callable[[], Plan | None]]  # begins ``_evaluate``, returns its end
 SPREAD = 400  # tasks, and
 LARGE = 256  # GPUs, from which more processes are worth their start
 KEPT = 10  # plans at least, until those that could be the best are improved
@@ -59,8 +59,7 @@ def search(
     large = max(cluster.gpu_count for cluster in tried) > LARGE
     processes = goal.workers or (os.cpu_count() or 1 if exact > SPREAD or large else 1)
     if processes == 1:
-        run: Start = lambda task: functools.partial(_evaluate, task, goal.everything, kept.limit(task))  # noqa: E731
-        left = _work(tasks, kept, 1, run, end)
+        left = _work(tasks, kept, 1, lambda *of: functools.partial(_evaluate, *of), end)
     else:
         import multiprocessing  # not worth its start-up where one process does
 
@@ -68,8 +67,7 @@ def search(
         # the caller may handle otherwise, and so would its forks.
         to_die = signal.SIGTERM, signal.SIG_DFL
         with multiprocessing.get_context("fork").Pool(processes, signal.signal, to_die) as pool:
-            run = lambda task: pool.apply_async(_evaluate, (task, goal.everything, kept.limit(task))).get  # noqa: E731
-            left = _work(tasks, kept, 2 * processes, run, end)
+            left = _work(tasks, kept, 2 * processes, lambda *of: pool.apply_async(_evaluate, of).get, end)
     plans = kept.refined(only_best=bool(left))
     if not left:
         return plans
@@ -224,7 +222,7 @@ def _work(tasks: list[Task], kept: _Kept, window: int, start: Start, end: float)
         while len(pending) >= window and not kept.is_hopeless(task):
             take()
         if not kept.is_hopeless(task):
-            pending.append((task[1], start(task)))
+            pending.append((task[1], start(task, kept.goal.everything, kept.limit(task))))
     while pending:
         take()
     return [task for task in tasks[tried:] if not kept.is_hopeless(task)]

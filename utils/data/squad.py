@@ -115,15 +115,13 @@ def hold_out(examples: list[Example]) -> tuple[list[Example], list[Example]]:
     Every tenth distinct context is held out, whatever the seed, so that runs stay comparable; with fewer
     than ten contexts, the last one.
     """
-    number: dict[str, int] = {}
-    for example in examples:
-        number.setdefault(example.context.strip(), len(number))
-    if len(number) < 2:
+    contexts = list(dict.fromkeys(example.context.strip() for example in examples))
+    if len(contexts) < 2:
         raise DataError("has a single paragraph; at least two are needed, as one is held out for validation")
-    chosen = min(HELD_OUT, len(number)) - 1
+    held_out = set(contexts[min(HELD_OUT, len(contexts)) - 1 :: HELD_OUT])
     split: tuple[list[Example], list[Example]] = ([], [])
     for example in examples:
-        split[number[example.context.strip()] % HELD_OUT == chosen].append(example)
+        split[example.context.strip() in held_out].append(example)
     return split
 
 
