@@ -52,16 +52,14 @@ PLANNED_PERCENT = 3.0
 """How far a planned set's bundle on the plan's network may be from the planned step."""
 
 
-def write_bundle(
-    ranks: Ranks, network: str | Topology, folder: Path, keep: Keep = "all", backend: Backend = "analytical"
-) -> list[str]:
+def write_bundle(ranks: Ranks, network: str, folder: Path, keep: Keep, backend: Backend) -> list[str]:
     """Write the bundle as ``folder`` and return its notes, one sentence each.
 
-    ``network``: a topology, or the text that names one. Nothing is written where the topology doesn't fit, a
-    file can't be read or the set isn't valid: raises ``TraceError``, in one sentence.
+    ``network``: the text that names a topology. Nothing is written where that doesn't fit, a file can't be
+    read or the set isn't valid: raises ``TraceError``, in one sentence.
     """
     name, groups, count = ranks.set.run.name, ranks.set.groups, len(ranks.set.files)
-    topology = read_topology(network, count) if isinstance(network, str) else network
+    topology = read_topology(network, count)
     for problem in group_file_problems(name, groups):
         raise TraceError(f"{name}: {problem}")
     if folder.is_dir() and not (folder / EXPECTED_FILE).is_file() and any(folder.iterdir()):
@@ -231,6 +229,6 @@ def _planned(talk: Mapping[int, ExecutionTrace], answer: Expected, topology: Top
         if topology.effective and abs(error) > PLANNED_PERCENT:
             raise TraceError(
                 f"the planner has {times} are expected of ASTRA-sim, which has one message or collective of "
-                "a rank under way at a time: it can't simulate this plan; --no-bundle writes the set alone"
+                "a rank under way at a time: it can't simulate this plan"
             )
         yield f"the planner has {times} are expected on this network"

@@ -230,7 +230,7 @@ def planned(folder: Path, model: str, on: Mapping[str, object], flags: tuple[str
         assert fasop(words) == 0
     (folder / "plan.json").write_text(said.getvalue())
     simulate = ["simulate", str(folder / "plan.json"), "--et", "--output", str(folder), "--name", "planned"]
-    assert fasop([*simulate, "--no-bundle"]) == 0
+    assert fasop(simulate) == 0
     return str(folder / "planned")
 
 
