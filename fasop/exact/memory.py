@@ -87,9 +87,7 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     ffn = tokens * (copies * model.ffn_width + model.shared_ffn) / tp
     attention = 5 * h * whole + 2 * query + 2 * key
     feed = 5 * h * whole + (6 if model.gated else 4) * ffn + (2 * h * tokens * copies if model.experts else 0)
-    scores = 5 * a * s * s * model.cp * b / tp
-    if options.attention == "flash":
-        scores = 4 * a * s * b / tp
+    scores = (4 if options.attention == "flash" else 5 * s * model.cp) * a * s * b / tp
     in_layer = attention + feed
     held = {"T": in_layer, "D": in_layer + attention}
     ran = {"T": held["T"] + scores, "D": held["D"] + 2 * scores}

@@ -65,6 +65,8 @@ class Passes:
             # A unit that was timed alone ends with its last collective. In a run the host launches the next
             # unit meanwhile, where launches set the pace.
             forward, backward = np.maximum(units.least, passes - once * (self._sums > 0))
+        elif options.engine == "eager":  # vTrain adds collectives to layers that were timed without them
+            forward, backward = with_host(passes, units.hosts) + once * self._sums
         else:
             forward, backward = with_host(passes + once * self._sums, units.hosts)
         if ep > 1:

@@ -150,7 +150,7 @@ def host_seconds(model: Model, tp: int, mbs: int, options: Options, ep: int = 1)
     else:
         work = {kind: unit_work(model, kind, tp, mbs, options, ep) for kind in set(model.kinds)}
         started = np.array([[len(passes) for passes in work[kind][:2]] for kind in model.kinds]).T
-        seconds = constant("host") * (started + tensor_sums(model) * (tp > 1))
+        seconds = constant("host") * (started + tensor_sums(model) * (tp > 1 and options.engine != "eager"))
     return seconds * (not options.cuda_graphs)
 
 
