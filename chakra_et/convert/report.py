@@ -13,7 +13,7 @@ from chakra_et.convert.graph.timeline import named
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import Findings, Kind, joined, listed
 from chakra_et.simulate.measured_steps import step_times
-from chakra_et.simulate.time_by_kind import Shares
+from chakra_et.simulate.time_by_kind import overhead_part
 from chakra_et.traces.device_format import RUNTIME, SYNC
 
 # Name in NAME_conversion.json → kind.
@@ -61,8 +61,7 @@ class RankReport:
     @property
     def overhead_share(self) -> float | None:
         """The part (0 to 1) of the critical path that is overhead; None without start times."""
-        path = self.critical_path_us
-        return Shares(path, self.busy_us).overhead if path else None
+        return overhead_part(self.critical_path_us) if self.critical_path_us else None
 
     def times_of(self, trace: ExecutionTrace) -> None:
         """Take ``steps_us`` from ``trace``, whose times have changed."""

@@ -19,7 +19,7 @@ from chakra_et.names import gz, run_at
 from chakra_et.predict.command import PredictConfig, changes
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, load_run
-from chakra_et.simulate.time_by_kind import KINDS, node_kinds, shares
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds, overhead_part, shares
 from chakra_et.traces.records import open_trace
 
 LEAST_LINKED, MOST_UNEXPLAINED, MOST_STEP_ERROR, MOST_OVERHEAD = 0.99, 0.10, 0.08, 0.5
@@ -96,7 +96,7 @@ def judged(run: Run, untraced_ms: float, on_gpu: bool) -> Iterator[Line]:
         found = shares(trace)
         yield at_most(
             f"{name}, rank {rank}: critical path that nothing explains",
-            found.overhead if found else 1.0,
+            overhead_part(found[0]) if found else 1.0,
             MOST_UNEXPLAINED,
             on_gpu,
         )

@@ -40,7 +40,7 @@ from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, call_tree, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
-from chakra_et.simulate.time_by_kind import KINDS, Shares
+from chakra_et.simulate.time_by_kind import KINDS, overhead_part
 from chakra_et.text import duration, plural, size
 
 # Beyond these, a table of a page shows the entries with the most time.
@@ -135,9 +135,7 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
         error = None if measured is None else replay["error_percent"]
         rate = None if _without_host_trace(report) else report.get("link_rate")
         linked = float(rate) if isinstance(rate, int | float) else None
-        overhead = (
-            None if measured is None else Shares(replay["critical_path_us"], replay["busy_us"]).overhead
-        )
+        overhead = None if measured is None else overhead_part(replay["critical_path_us"])
         problems = report.get("problems")
         reasons = list(map(str, problems)) if isinstance(problems, list) else []
         reasons += [run.apart] if run.apart else []

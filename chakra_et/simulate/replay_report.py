@@ -9,7 +9,7 @@ import numpy as np
 from chakra_et import text
 from chakra_et.simulate.measured_steps import measured_times, step_times
 from chakra_et.simulate.run import Run
-from chakra_et.simulate.time_by_kind import Shares, shares
+from chakra_et.simulate.time_by_kind import overhead_part, shares
 
 
 def report(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def report(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> list[dict[str,
             total = sum(taken) if names else end
             off = (np.percentile(np.abs(starts[at] - measured), [50, 95]) / 1000).tolist()
         steps = zip(names, simulated, taken, strict=False)
-        by_kind = shares(trace) or Shares({}, {})
+        path, busy = shares(trace) or ({}, {})
         found.append(
             {
                 "rank": run.graph.ranks[at],
@@ -38,8 +38,8 @@ def report(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> list[dict[str,
                 **_compared(sum(simulated), total),
                 "steps": [{"name": name, **_compared(*times)} for name, *times in steps],
                 "start_error_us": dict(zip(("median", "p95"), off, strict=True)),
-                "critical_path_us": by_kind.path,
-                "busy_us": by_kind.busy,
+                "critical_path_us": path,
+                "busy_us": busy,
             }
         )
     return found
@@ -70,7 +70,7 @@ def table(reports: dict[str, list[dict[str, Any]]]) -> list[str]:
             if busy:
                 off = "{median:,.1f} ({p95:,.1f})".format(**rank["start_error_us"])
                 transfer, wait = (f"{busy[kind] / 1000:,.3f}" for kind in ("transfer", "wait"))
-                shown = transfer, wait, f"{100 * Shares(rank['critical_path_us'], busy).overhead:.1f}"
+                shown = transfer, wait, f"{100 * overhead_part(rank['critical_path_us']):.1f}"
             nodes = f"{rank['nodes']:,}"
             rows.append((semantics, str(rank["rank"]), nodes, *_cells(rank), worst, off, *shown))
             if len(steps) > 1:

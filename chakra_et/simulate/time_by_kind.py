@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,22 +19,16 @@ _CALLED |= {"collective": "transfer", "p2p": "transfer"}
 """What the attribute ``kind`` calls otherwise."""
 
 
-@dataclass(frozen=True)
-class Shares:
-    """µs by kind in ``KINDS``: along the critical path (``path``) and summed over all nodes (``busy``)."""
-
-    path: dict[str, int]
-    busy: dict[str, int]
-
-    @property
-    def overhead(self) -> float:
-        """The part (0 to 1) of the critical path that no operator, call, kernel or communication explains."""
-        total = sum(self.path.values())
-        return sum(self.path[kind] for kind in OVERHEAD) / total if total else 0.0
+def overhead_part(path: Mapping[str, int]) -> float:
+    """The part (0 to 1) of a critical path, µs by kind, that no operator, call, kernel or communication
+    explains."""
+    total = sum(path.values())
+    return sum(path[kind] for kind in OVERHEAD) / total if total else 0.0
 
 
-def shares(trace: ExecutionTrace) -> Shares | None:
-    """The shares of one rank's file; None for a file without start times.
+def shares(trace: ExecutionTrace) -> tuple[dict[str, int], dict[str, int]] | None:
+    """µs by kind in ``KINDS`` of one rank's file, along its critical path and summed over all nodes; None for
+    a file without start times.
 
     The critical path is traced back from the node that ends last, from each node to its dependency that ends
     last. Communication counts as transfer, except for ``wait_micros``, which counts as wait.
@@ -45,7 +39,7 @@ def shares(trace: ExecutionTrace) -> Shares | None:
     duration = trace.duration_micros.astype(np.int64)
     wait = np.minimum(trace.column("wait_micros"), duration)
     path = critical_path(trace)
-    return Shares(_by_kind(kind[path], duration[path], wait[path]), _by_kind(kind, duration, wait))
+    return _by_kind(kind[path], duration[path], wait[path]), _by_kind(kind, duration, wait)
 
 
 def critical_path(trace: ExecutionTrace) -> np.ndarray:

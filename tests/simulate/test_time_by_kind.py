@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chakra_et.simulate.time_by_kind import critical_path, shares
+from chakra_et.simulate.time_by_kind import critical_path, overhead_part, shares
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 
@@ -16,10 +16,12 @@ def test_the_critical_path_goes_back_from_the_end_by_what_ended_last() -> None:
     )
     assert critical_path(trace).tolist() == [3, 1, 0]
     found = shares(trace)
-    assert found is not None and {kind: micros for kind, micros in found.path.items() if micros} == {
+    assert found is not None
+    path, busy = found
+    assert {kind: micros for kind, micros in path.items() if micros} == {
         "operator": 10, "kernel": 90, "transfer": 30, "wait": 20,
     }  # fmt: skip
-    assert found.busy["operator"] == 71 and found.overhead == 0
+    assert busy["operator"] == 71 and overhead_part(path) == 0
     assert shares(make_trace(cpu(1, 10))) is None
 
 
