@@ -313,12 +313,10 @@ def main() -> int:
         print("\n".join([*every([row for rows in sets.values() for row in rows]), ""]))
     lines = table(sets)
     print("\n".join(lines))
-    if config.truth.exists():
-        print()
-        recipe_accuracy.judge(config.truth, config.rows)
     if config.update and config.rings == 1:
         put("measured", lines, ROOT / "fasop" / "README.md")
-    return 0
+    print(flush=True)
+    return recipe_accuracy.judge(config.truth, config.rows)
 
 
 if __name__ == "__main__":

@@ -258,7 +258,7 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
     if every:
         for (run, _), error in sorted(zip(pairs, errors, strict=True), key=lambda each: each[1]):
             print(f"{error:+.1%} {run.name} {run.row.get('release', '')} {run.row.get('notes', '')}")
-    return 0
+    return 0 if pairs else 1
 
 
 def main() -> int:

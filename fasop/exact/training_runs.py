@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from chakra_et.cost import gpus as gpu_table
 from chakra_et.files import read_bytes
 from chakra_et.yaml_file import read_yaml
@@ -135,11 +137,11 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
     """
     try:
         text = read_bytes(path).decode("utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+        table = csv.DictReader(io.StringIO(text, newline=""))
+        head, rows = table.fieldnames or (), list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PlanError(f"{path}: can't be read as CSV: {error}.") from None
-    head = rows[0] if rows else {}
-    read, needed = _TABLES[next((mark for mark in _TABLES if mark in head), "step_s")]
+    read, needed = max(_TABLES, key=lambda kind: np.mean([name in head for name in kind[1].split()]))
     if missing := [name for name in needed.split() if name not in head]:
         raise PlanError(f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's.")
     settings = read_yaml(models or path.with_name("models.yaml")) if read is _published else {}
@@ -174,10 +176,17 @@ def _published(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
     name = f"{row['model']}, {row['num_gpus']} × {row['gpu']}, {row['precision']}"
     assumed: list[str] = []
     layout, options = _described(row, settings, assumed)
-    task = row.get("task") or "Pre-Training"
-    group = "experts" if layout.model.experts else "dense"
-    group = row["source"].split()[0] + ", " + (group if task == "Pre-Training" else "fine-tuning")
-    return Run(name, group, layout, options, float(row["step_s"]), tuple(assumed), row)
+    is_tuned = row.get("task") not in (None, "", "Pre-Training")
+    group = "fine-tuning" if is_tuned else "experts" if layout.model.experts else "dense"
+    return Run(
+        name,
+        f"{row['source'].split()[0]}, {group}",
+        layout,
+        options,
+        float(row["step_s"]),
+        tuple(assumed),
+        row,
+    )
 
 
 def _described(
@@ -289,19 +298,18 @@ def _vtrain(row: Mapping[str, str], _: object) -> Run:
 def _gpu(text: str) -> str:
     """The name in the table of GPUs."""
     upper = text.replace("_", " ")
-    found = gpu_table.by_driver(upper if "96GB" in upper else upper.upper())
-    if found is None:
-        raise PlanError(f"the GPU {text!r} isn't known.")
-    return found
+    if found := gpu_table.by_driver(upper if "96GB" in upper else upper.upper()):
+        return found
+    raise PlanError(f"the GPU {text!r} isn't known.")
 
 
-# A column that only one kind of table has → what reads a row of it, and the columns that this needs.
-_TABLES: dict[str, tuple[Callable[[Mapping[str, str], Mapping[str, Any]], Run], str]] = {
-    "hfu_percent": (_mpt, "gpu num_gpus precision gbs mbs seq recompute tokens_per_s_per_gpu"),
-    "bwall_ms": (_step, "device model mode seq batch parallelism num_gpus e2e_ms bwall_ms"),
-    "step_ms": (_vtrain, f"{_VTRAIN} step_ms"),
-    "step_s": (_published, "source gpu num_gpus precision model gbs mbs seq tp pp step_s"),
-}
+# What reads a row of each kind of table, and the columns that this needs.
+_TABLES: list[tuple[Callable[[Mapping[str, str], Mapping[str, Any]], Run], str]] = [
+    (_published, "source gpu num_gpus precision model gbs mbs seq tp pp step_s"),
+    (_mpt, "gpu num_gpus precision gbs mbs seq recompute tokens_per_s_per_gpu model"),
+    (_step, "device model mode seq batch parallelism num_gpus e2e_ms bwall_ms"),
+    (_vtrain, f"{_VTRAIN} step_ms"),
+]
 
 
 def expressible(runs: list[Run]) -> Iterator[tuple[Run, Layout]]:

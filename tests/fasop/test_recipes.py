@@ -169,10 +169,24 @@ def test_an_unstated_recipe_is_that_of_the_nearest_release(tmp_path: Path) -> No
     assert found[1][0].assumed == ("the settings of another release's recipe",)
 
 
-def test_another_table_names_the_column_that_it_lacks(tmp_path: Path) -> None:
-    (tmp_path / "other.csv").write_text("source,gpu\na,b\n")
-    with pytest.raises(PlanError, match="no column 'num_gpus'"):
+@pytest.mark.parametrize(
+    ("head", "lacks"),
+    [
+        ("source,gpu", "num_gpus"),
+        ("device,model,mode,seq,batch,parallelism,num_gpus,e2e_ms", "bwall_ms"),
+        ("num_gpus,gbs,mbs,hidden,heads,layers,seq,tp,dp,pp", "step_ms"),
+        ("model,seq,num_gpus,gpu,gbs,mbs,recompute,tokens_per_s_per_gpu", "precision"),
+    ],
+)
+def test_another_table_names_the_column_that_it_lacks(head: str, lacks: str, tmp_path: Path) -> None:
+    """NeuSight's table without bwall_ms was said to lack 'source', a column of another table."""
+    (tmp_path / "other.csv").write_text(f"{head}\n{','.join('1' for _ in head.split(','))}\n")
+    with pytest.raises(PlanError, match=f"no column '{lacks}'"):
         read_runs(tmp_path / "other.csv")
+
+
+def test_a_table_without_rows_has_no_runs(tmp_path: Path) -> None:
+    assert read_runs(table(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
