@@ -221,7 +221,9 @@ def _with_sequences(
     inside = (blocks.block[source] >= 0) & (own >= block)
     # Numbered by block, by copy, and within a copy as before.
     key = np.stack([np.where(inside, block, own), np.where(inside, copy, 0), own])
-    values = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
+    order = np.lexsort(key[::-1])  # much faster than unique columns
+    values = np.empty(len(own), np.int64)
+    values[order] = np.append(0, np.cumsum((np.diff(key[:, order]) != 0).any(axis=0)))
     kind = new.attributes["seq_id"].kind
     return set_integers(new, "seq_id", kind, np.where(own >= 0, values, own), has(new, "seq_id"))
 
