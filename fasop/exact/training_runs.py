@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from chakra_et.cost import gpus as gpu_table
 from chakra_et.files import read_bytes
 from chakra_et.yaml_file import read_yaml
@@ -141,7 +139,7 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
         head, rows = table.fieldnames or (), list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PlanError(f"{path}: can't be read as CSV: {error}.") from None
-    read, needed = max(_TABLES, key=lambda kind: np.mean([name in head for name in kind[1].split()]))
+    read, needed = min(_TABLES, key=lambda kind: len({*kind[1].split()} - {*head}))
     if missing := [name for name in needed.split() if name not in head]:
         raise PlanError(f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's.")
     settings = read_yaml(models or path.with_name("models.yaml")) if read is _published else {}
@@ -176,17 +174,10 @@ def _published(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
     name = f"{row['model']}, {row['num_gpus']} × {row['gpu']}, {row['precision']}"
     assumed: list[str] = []
     layout, options = _described(row, settings, assumed)
-    is_tuned = row.get("task") not in (None, "", "Pre-Training")
-    group = "fine-tuning" if is_tuned else "experts" if layout.model.experts else "dense"
-    return Run(
-        name,
-        f"{row['source'].split()[0]}, {group}",
-        layout,
-        options,
-        float(row["step_s"]),
-        tuple(assumed),
-        row,
-    )
+    kind = "experts" if layout.model.experts else "dense"
+    kind = kind if row.get("task") in (None, "", "Pre-Training") else "fine-tuning"
+    group, seconds = f"{row['source'].split()[0]}, {kind}", float(row["step_s"])
+    return Run(name, group, layout, options, seconds, tuple(assumed), row)
 
 
 def _described(
