@@ -250,6 +250,10 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
         by_gpu = left_out(pairs, near, gpus, weights)
         print("\n".join(text.table(by_name("GPU", gpus, by_gpu), right=set(range(1, 5)))))
     print(ranking(pairs, errors))
+    for run, layout in pairs:
+        if published := run.row.get("memory_gib"):
+            predicted_gib = predicted(run, layout)[1].memory
+            print(f"memory of {run.name}: {predicted_gib:.1f} GiB, {published} GiB published")
     print(f"{sum(bool(run.assumed) for run in runs)} rows with assumptions")
     stated = [run for run in runs if run.row.get("tp", "1") and run.row.get("mode") != "inf"]
     print(f"expressed: {len(pairs)} of {len(stated)} rows with a stated layout; refused of all {len(runs)}:")
