@@ -37,7 +37,7 @@ from chakra_et.et.sets import Skeletons
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES, RunFiles
 from chakra_et.ranks.communication import communication_job, is_record
-from chakra_et.ranks.fill import fill
+from chakra_et.ranks.untraced_ranks import add_untraced
 from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
@@ -155,7 +155,7 @@ def _records(paths: list[Path], config: ConvertConfig) -> int:
                 f"{paths[0].parent}: traces of {len(results)} runs beside records: give those of one"
             )
         run: RunFiles = results[0].traces
-        notes, ended = fill(paths, run), "with the ranks that were filled"
+        notes, ended = add_untraced(paths, run), "with the ranks that were filled"
     else:
         folder = paths[0].parent.resolve()
         run = RunFiles(Path(config.output or folder), folder.name)

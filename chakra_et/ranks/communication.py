@@ -56,7 +56,7 @@ NOT_RECORDED = {
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """One communication of a rank. ``end_ns`` is ``start_ns`` where it isn't known; ``sequence``: which of
     its group; ``peer``: of a message, a global rank, else -1."""
 
@@ -74,7 +74,7 @@ class Call:
 class Recorded:
     """The calls of each rank, the ranks of each group, and how many of what isn't recorded."""
 
-    calls: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    calls: dict[int, list[RecordedCall]] = field(default_factory=lambda: defaultdict(list))
     groups: dict[str, list[int]] = field(default_factory=dict)
     world: int = 1
     lacking: Counter[str] = field(default_factory=Counter)
@@ -168,7 +168,7 @@ def _flight(path: Path, document: dict[str, Any], found: Recorded) -> None:
         peer = int(message[3]) if message else -1
         peer = members[peer] if message and members else peer
         sequence = int(entry["p2p_seq_id" if message else "collective_seq_id"])
-        calls.append(Call(name, operation, size, group, sequence, start, max(start, end), peer))
+        calls.append(RecordedCall(name, operation, size, group, sequence, start, max(start, end), peer))
     for call in calls:  # gloo's dumps list no ranks of groups: whoever uses one is in it
         members = found.groups.setdefault(call.group, [])
         if rank not in members:
@@ -210,7 +210,7 @@ def _inspector(lines: list[tuple[Path, dict[str, Any]]], found: Recorded) -> Non
 
 def _inspected(
     line: dict[str, Any], member: dict[int, int], before: int | None, lacking: Counter[str]
-) -> tuple[Call | None, int | None]:
+) -> tuple[RecordedCall | None, int | None]:
     """The call of a line, and its start; ``before``: that of the process's next one."""
     side = "coll" if "coll_perf" in line else "p2p"
     of, group = line[f"{side}_perf"], str(line["header"]["id"])
@@ -231,7 +231,7 @@ def _inspected(
     if operation is CollectiveType.REDUCE_SCATTER:  # the inspector's is that of what a rank receives
         size *= int(line["header"]["n_ranks"])
     name, sequence = f"nccl:{of[side]}", int(of[f"{side}_sn"])
-    return Call(name, operation, size, group, sequence, end - lasted, end, peer), end - lasted
+    return RecordedCall(name, operation, size, group, sequence, end - lasted, end, peer), end - lasted
 
 
 def _keep_common(found: Recorded) -> None:

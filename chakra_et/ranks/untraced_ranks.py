@@ -24,16 +24,16 @@ from chakra_et.et.node_attributes import texts, with_integers, with_metadata, wi
 from chakra_et.et.sets import Groups, read_comm_groups
 from chakra_et.files import folder_lock, link, read_json, scratch_folder, write_json
 from chakra_et.names import RunFiles
-from chakra_et.ranks.communication import Call, Recorded, read_records
+from chakra_et.ranks.communication import Recorded, RecordedCall, read_records
 
 _OF_ITS_OWN = ("wait_micros", "transfer_micros", "recorded_start_micros", "recorded_micros")
 
 
-_Calls = list[tuple[str, np.ndarray, str, list[Call]]]
+_Calls = list[tuple[str, np.ndarray, str, list[RecordedCall]]]
 """By group of a trace: its name there, rows, and in a rank's record the group and the calls that they are."""
 
 
-def fill(paths: list[Path], run: RunFiles) -> list[str]:
+def add_untraced(paths: list[Path], run: RunFiles) -> list[str]:
     """Add to the .et files of ``run`` those of ranks that only the records at ``paths`` have; what to tell
     the user, one sentence each. Raises ``OSError``, ``TraceError`` as ``read_records`` does, and for a rank
     whose communication is like that of none with a trace."""
@@ -74,7 +74,7 @@ def _calls(trace: ExecutionTrace, rank: int, found: Recorded, groups: Groups) ->
     """The communication of ``trace`` in the record of ``rank``: group by group, in the order of their first
     calls, where kinds and sizes are the same in the same order; of several such places the one nearest in
     time. Empty where it isn't all there."""
-    roles: dict[tuple[str, bool], list[Call]] = defaultdict(list)  # messages count by themselves
+    roles: dict[tuple[str, bool], list[RecordedCall]] = defaultdict(list)  # messages count by themselves
     for call in sorted(found.calls[rank], key=lambda call: call.start_ns):
         roles[call.group, isinstance(call.operation, NodeType)].append(call)
     names, index = texts(trace, "pg_name")
