@@ -176,11 +176,8 @@ def bounds(run: Run, timeline: NodeTimes) -> list[dict[str, float]]:
     """
     graph, matched = timeline.setting.graph, run.operation >= 0
     # The node that each node waited for (-1: none), and the last member of its communication (or itself).
-    before, last_member = np.full(len(graph), -1, np.int64), run.matching.last_members(timeline.start_ns)
+    before, last_member = graph.last_before(timeline.end_ns), run.matching.last_members(timeline.start_ns)
     last_member = np.where(last_member >= 0, last_member, np.arange(len(graph)))
-    source, target, lag = graph.all_edges
-    binds = timeline.end_ns[source] + lag == timeline.start_ns[target]
-    before[target[binds]] = source[binds]
     # How long a node holds up the path, and the part of it in which unmatched communication waited.
     lasted = np.where(matched, timeline.lasting_ns, timeline.end_ns - timeline.start_ns)
     wait = np.minimum(run.graph.attribute("wait_micros", 0) * 1000, run.measured.own_ns)

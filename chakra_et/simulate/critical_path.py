@@ -52,15 +52,7 @@ def critical_path(
 ) -> CriticalPath:
     """The critical path of a replay of ``graph`` as the devices ran, with these times, int64[N] ns;
     ``last_members`` by ``start``."""
-    # The dependency or previous node on the lane that ended last before each node.
-    source, target, lag = graph.all_edges
-    free = end[source] + lag
-    latest = np.full(len(graph), np.iinfo(np.int64).min)
-    np.maximum.at(latest, target, free)
-    last = free == latest[target]
-    before = np.full(len(graph), -1, dtype=np.int64)
-    before[target[last][::-1]] = source[last][::-1]  # of several the first one stays
-    node = int(np.argmax(end))
+    before, node = graph.last_before(end), int(np.argmax(end))
     nodes, bounds = [], [int(end[node])]
     while node >= 0:
         last = int(last_members[node]) if last_members[node] >= 0 else node

@@ -125,14 +125,18 @@ class ReplayGraph:
             found[target] = max(found[target], found[source])
         return np.array(found, np.int64)
 
-    @cached_property
-    def all_edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Source, target and lag of the edges that chain the nodes of each lane, and of the dependencies."""
+    def last_before(self, end_ns: np.ndarray) -> np.ndarray:
+        """What each node starts after, of its dependencies and the node before it on its lane: the one that
+        ends last, a dependency where both do; -1 for none; int64[N]. ``end_ns``: of all nodes."""
         lane, order = self.in_lanes.lane, self.in_lanes.nodes
         linked = lane[order[1:]] == lane[order[:-1]]
-        source, target = order[:-1][linked], order[1:][linked]
-        lag = np.append(np.zeros(len(source), np.int64), self.lag_ns)
-        return np.append(source, self.source), np.append(target, self.target), lag
+        source, target = np.append(order[:-1][linked], self.source), np.append(order[1:][linked], self.target)
+        free = end_ns[source] + np.append(np.zeros(len(source) - len(self.source), np.int64), self.lag_ns)
+        latest, before = np.full(len(self), np.iinfo(np.int64).min), np.full(len(self), -1)
+        np.maximum.at(latest, target, free)
+        last = free == latest[target]
+        before[target[last]] = source[last]
+        return before
 
     @cached_property
     def in_lanes(self) -> Lanes:
