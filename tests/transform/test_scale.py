@@ -272,6 +272,17 @@ def test_what_can_not_be_scaled_is_refused(
     assert not list(tmp_path.glob("new/*.et"))
 
 
+def test_a_group_that_is_no_grid_of_the_given_mesh_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was an assertion that failed."""
+    name = write_set(tmp_path / "mesh", {rank: step(rank) for rank in range(8)}, MESH)
+    made = tmp_path / "new" / "big"
+    assert main(["scale", name, "--dp", "4", "--mesh", "dp8", "-o", str(made)]) == 2
+    assert "is no grid of tp 1 × dp 8 × pp 1: give another --mesh" in capsys.readouterr().err
+    assert not made.parent.exists() or not list(made.parent.iterdir())
+
+
 def test_an_incomplete_set_or_one_without_groups_is_refused(
     pair: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
