@@ -46,15 +46,16 @@ def time_modules() -> dict[str, float]:
     spent: dict[str, float] = {}
     began: list[tuple[Any, float]] = []
 
+    # The class record_function takes 6 µs of Python, as long as a small layer; these take 1 µs, of which a
+    # recorded call has as much as the clock around them.
     def before(called: Any, inputs: Any) -> None:
-        annotation = torch.profiler.record_function(PREFIX + type(called).__name__)
-        annotation.__enter__()
-        began.append((annotation, time.perf_counter()))
+        at = time.perf_counter()
+        began.append((torch.autograd._record_function_with_args_enter(PREFIX + type(called).__name__), at))
 
     def after(called: Any, inputs: Any, output: Any) -> None:
-        annotation, at = began.pop()
+        record, at = began.pop()
+        torch.autograd._record_function_with_args_exit(record)
         took = time.perf_counter() - at
-        annotation.__exit__(None, None, None)
         spent[type(called).__name__] = spent.get(type(called).__name__, 0.0) + took
 
     modules.register_module_forward_pre_hook(before)
