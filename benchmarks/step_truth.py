@@ -5,13 +5,13 @@
 
 Each script of ``step_truth_scripts`` runs in turns without a tracer and with it; the traced run is converted.
 With ``--clock cpu``, for machines with other work, the graph's step is the CPU time of the timed steps less
-what the conversion took off, and the truth the CPU time of an untraced step; with ``--clock wall`` both are
-times of the clock. Over steps and turns: medians; over ranks: means. ``again``: how far the truth of a turn
-is from the median of the turns, on average, as processes of one script differ. ``traced`` and ``observed``:
-the timed steps and the structure step as recorded, which is the state before and
-after. Then the mean and the worst error.
+what the conversion took off in all threads, and the truth the CPU time of an untraced step, both without that
+of gloo's threads that poll for messages; with ``--clock wall`` both are times of the clock. Over steps and
+turns: medians; over ranks: means. ``again``: how far the truth of a turn is from the median of the turns, on
+average, as processes of one script differ. ``traced`` and ``observed``: the timed and the structure step as
+recorded, which is the state before and after. Then the mean and the worst error.
 
-``--modules``: where the time goes. Hooks around each call of an ``nn.Module`` open an annotation and read the
+``--modules``: where the time goes. Hooks around each call of an ``nn.Module`` open a record and read the
 clock. Printed is, by class of module, the time per step in its forward calls by the clock of the untraced
 process and in the graph of the traced one: the graph's durations are not CPU time, so this needs an idle
 machine. Classes with less than a twentieth of the step are left out.

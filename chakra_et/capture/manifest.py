@@ -238,9 +238,7 @@ def summarise(manifest: dict[str, Any], folder: Path) -> None:
 
 def versions() -> dict[str, str | None]:
     """Versions of everything that affects a trace; None for libraries that the run has not imported."""
-    found = {
-        of: getattr(sys.modules.get(of), "__version__", None) for of in ("torch", "transformers", "numpy")
-    }
+    found = {m: getattr(sys.modules.get(m), "__version__", None) for m in ("torch", "transformers", "numpy")}
     found |= {"python": platform.python_version(), "cuda": torch.version.cuda, "nccl": None}
     if torch.cuda.is_available() and dist.is_available() and dist.is_nccl_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
