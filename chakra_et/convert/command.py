@@ -223,9 +223,8 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
         metadata = [trace.metadata for trace in communication.values()]
         sentences += [f"note: {result.prefix}: {text}" for text in steps_sentence(metadata, steps)]
         sentences += _warnings(result)
-        sentences += [f"error: {text}" for text in result.problems]
-        sentences += [f"warning: {text}" for text in result.warnings]
-        sentences += [f"note: {text}" for text in result.notes]
+        for kind, texts in (("error", result.problems), ("warning", result.warnings), ("note", result.notes)):
+            sentences += [f"{kind}: {text}" for text in texts]
     for line in table(rows):
         print(line)
     sys.stdout.flush()
@@ -264,8 +263,7 @@ def _warnings(result: SetResult) -> list[str]:
     for rank, outcome in result.good.items():
         for key, count in outcome.report.warnings.items():
             by_key[key][rank] = count
-        share = outcome.report.overhead_share
-        if share is not None and share > MOST_OVERHEAD:
+        if (share := outcome.report.overhead_share or 0.0) > MOST_OVERHEAD:
             above[rank] = share
     found = [
         f"warning: {_named(result, list(counts))}: {sentence(key)}: {sum(counts.values())}"

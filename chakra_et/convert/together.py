@@ -105,17 +105,16 @@ def check_together(result: SetResult, groups: dict[str, list[int]]) -> None:
         if problem.severity == "error" and problem.rule not in CHECKED_HERE
     ]
     wrong = [problem for problem in found if problem.rule.startswith("collective-")]
-    agree = not wrong
-    if not any(key in r.report.warnings for r in result.good.values() for key in GUESSED_GROUP):
-        wrong = []
-    if wrong:
+    guessed = any(key in r.report.warnings for r in result.good.values() for key in GUESSED_GROUP)
+    excused = wrong if guessed else []
+    if excused:
         result.warnings.append(
-            f"{result.prefix}: {len(wrong)} collectives do not match between "
+            f"{result.prefix}: {len(excused)} collectives do not match between "
             "ranks, as their groups are not recorded and the guess is wrong; simulators would wait for ever. "
             "Record the run with chakra_et.capture, which names them."
         )
-    result.problems += [str(each).removeprefix("error: ") for each in found if each not in wrong]
-    _check_times(result, agree)
+    result.problems += [str(each).removeprefix("error: ") for each in found if each not in excused]
+    _check_times(result, not wrong)
 
 
 def _check_times(result: SetResult, agree: bool) -> None:

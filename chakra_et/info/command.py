@@ -100,14 +100,12 @@ def _milliseconds(micros: int | None) -> str:
 
 def describe(trace: ExecutionTrace) -> dict[str, Any]:
     """The fields that the head of this module documents, except for ``file`` and ``bytes``."""
-    notes: list[str] = []
     # In float64: the times of a damaged file may overflow 64 bits.
     end = (trace.start_micros.astype(float) + trace.duration_micros).max() if len(trace) else 0
     start = trace.start_micros.min() if len(trace) else 0
     timed = bool(trace.start_micros.any())
-    if not timed:
-        notes.append("the file has no start times: convert with --timestamps to get a time span")
-    notes += about_steps([trace])
+    untimed = "the file has no start times: convert with --timestamps to get a time span"
+    notes = [*([] if timed else [untimed]), *about_steps([trace])]
     try:
         longest = longest_path(trace) // 1000
     except TraceError as error:

@@ -195,8 +195,7 @@ def _find_rounds(
             complete = np.unique(arrived[missing[arrived] == 0])
             for number in complete[differ[complete]].tolist():
                 together = nodes[members[first_member[number] : first_member[number + 1]]]
-                channel = matching.channels[matching.channel[together[0]]]
-                raise disagreement(graph, channel, int(matching.ordinal[together[0]]), together.tolist())
+                raise disagreement(graph, matching, int(matching.ordinal[together[0]]), together.tolist())
             if len(complete):
                 count = first_member[complete + 1] - first_member[complete]
                 offset = np.cumsum(count) - count

@@ -197,18 +197,18 @@ def differing(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     return found
 
 
-def disagreement(graph: ReplayGraph, channel: Channel, ordinal: int, nodes: list[int]) -> TraceError:
-    """The error for matched collectives ``nodes`` that differ in type or size."""
+def disagreement(graph: ReplayGraph, matching: Matching, ordinal: int, nodes: list[int]) -> TraceError:
+    """The error for collectives ``nodes`` that meet in a replay, but differ in type or size."""
     what, nodes = compared(graph), sorted(nodes)
     other = next(node for node in nodes if (what[:, node] != what[:, nodes[0]]).any())
     found = " but ".join(
         f"{_named(*what[:, node].tolist())} on rank {graph.rank(node)} ({graph.describe(node)})"
         for node in (nodes[0], other)
     )
-    return TraceError(
-        f"the ranks disagree: collective {ordinal + 1} of {channel.label} is {found}; "
-        "convert the files of one run"
-    )
+    label, remedy = matching.channels[matching.channel[nodes[0]]].label, "convert the files of one run"
+    if np.ptp(matching.operation[nodes]):
+        remedy = "they issue them in different orders: --semantics device, and chakra-et astra, give them one"
+    return TraceError(f"the ranks disagree: collective {ordinal + 1} of {label} is {found}; {remedy}")
 
 
 def _named(kind: int, size: int) -> str:

@@ -110,7 +110,7 @@ def astra_replay(
                 if len(members) == len(matching.channels[key[0]].sides):
                     del arrived[key]
                     if len({what[member] for member in members}) > 1:
-                        raise disagreement(graph, matching.channels[key[0]], key[1], members)
+                        raise disagreement(graph, matching, key[1], members)
                     # The last member has just started.
                     done = [now + transfer[member] for member in members]
                     if times.shortest:  # by id, other nodes may be members
@@ -135,14 +135,19 @@ def missing_order(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     another in one of group B, and both belong to both, neither ends. In the order in which the capture's own
     dependencies let the operations begin, that can't be: what an operation waits for comes before it on every
     rank. Returns pairs (before, after) of nodes of one rank, int64[K, 2]: the dependencies that such an order
-    needs and that aren't there. None where no order can make ranks wait for each other: where groups and
-    pairs of ranks that exchange messages form no cycle."""
+    needs and that aren't there. Where no order can make ranks wait for each other, as groups and pairs of
+    ranks that exchange messages form no cycle, only collectives of groups in which they differ are in order:
+    ASTRA-sim matches those of a group in the order of issue, and threads of gloo begin them in any."""
     replayed = (graph.types == NodeType.COMM_COLL) & (
         graph.attribute("comm_type", -1) == CollectiveType.BROADCAST
     )
     matched = np.flatnonzero((matching.channel >= 0) & ~replayed)
     users = np.unique(np.stack([graph.trace_of[matched], matching.channel[matched]]), axis=1)
     if not _has_cycle(*users):
+        channel = matching.channel[matched]
+        kinds = np.unique(np.stack([channel, *compared(graph)[:, matched]]), axis=1)[0]
+        matched = matched[np.bincount(kinds)[channel] > 1]
+    if not len(matched):
         return np.empty((0, 2), np.int64)
     times = timing(graph, matching)
     # At least 1 ns each: what depends on an operation then begins after it.

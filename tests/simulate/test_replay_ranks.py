@@ -279,6 +279,31 @@ def test_collectives_of_two_groups_with_the_same_ranks_need_an_order() -> None:
     assert not len(missing_order(graph, match(graph, groups)))
 
 
+def test_collectives_of_a_group_that_threads_begin_in_any_order_need_one() -> None:
+    """gloo's threads took up two asynchronous all-reduces in one order on rank 0, in the other on rank 1."""
+    sizes = (8, 16), (16, 8)
+    traces = [
+        make_trace(
+            *(
+                collective(at, 10, comm_size=size, comm_sequence=size // 8 - 1, stream=at)
+                for at, size in enumerate(each, 1)
+            )
+        )
+        for each in sizes
+    ]
+    graph = build_graph(traces, [0, 1])
+    assert times(replay_device(traces), 0) == [(0, 10), (0, 10)]
+    with pytest.raises(TraceError, match="they issue them in different orders"):
+        replay_astra(traces)
+    pairs = missing_order(graph, match(graph, {"1": [0, 1]}))
+    assert graph.attribute("comm_size", 0)[pairs].tolist() == [[8, 16], [8, 16]]
+    # The same without a difference: whichever comes first, they match.
+    for each in traces:
+        each.attributes["comm_size"].values[:] = 8
+    graph = build_graph(traces, [0, 1])
+    assert not len(missing_order(graph, match(graph, {"1": [0, 1]})))
+
+
 def test_corrected_clocks_tell_who_starts_first():
     def rank(begin: int, offset: int, duration: int) -> ExecutionTrace:
         nodes = cpu(1, 10, start=5), collective(2, duration, (1,), start=15)
