@@ -34,8 +34,7 @@ def fit(
         return dict(start) | dict(zip(names, np.exp(at).tolist(), strict=True))
 
     def errors(at: np.ndarray) -> np.ndarray:
-        found: np.ndarray = (np.log(micros(values(at))) - target) * root
-        return found
+        return (np.log(micros(values(at))) - target) * root
 
     def loss(error: np.ndarray, at: np.ndarray) -> float:
         robust = 2 * (np.sqrt(1 + error**2) - 1)

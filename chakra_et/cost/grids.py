@@ -56,8 +56,7 @@ class Nearby:
 
     def at(self, points: np.ndarray) -> np.ndarray:
         """The logarithms of measured over modelled times for ``points[R, D]``; float[R]."""
-        found: np.ndarray = _covariance(np.log2(points), self.places) @ self.weights
-        return found
+        return _covariance(np.log2(points), self.places) @ self.weights
 
 
 def nearby(points: np.ndarray, logs: np.ndarray) -> Nearby:
@@ -74,8 +73,7 @@ def nearby(points: np.ndarray, logs: np.ndarray) -> Nearby:
 def _covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Matérn's of order 3/2, along each axis."""
     far = np.sqrt(3) / _OCTAVES * np.abs(a[:, None] - b)
-    covariance: np.ndarray = _SIZE**2 * ((1 + far) * np.exp(-far)).prod(axis=2)
-    return covariance
+    return _SIZE**2 * ((1 + far) * np.exp(-far)).prod(axis=2)
 
 
 @functools.cache

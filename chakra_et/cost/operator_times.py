@@ -172,8 +172,9 @@ class GpuModel:
     def _micros(self, work: OperatorCall) -> float:
         if work.kind == "matrix product":
             return self._product(work)
-        if work.kind == "attention" and work.size and not work.tested:
-            return self._fused_attention(work)
+        if work.kind == "attention" and work.size and not work.tested:  # of a library that isn't PyTorch
+            point = [1, work.batch, work.batch, work.queries, work.keys, work.size, work.causal, 0]
+            return float(self.kernels.micros("attention", [point])[0])
         beyond = {"attention": self._attention, "convolution": self._convolution}.get(work.kind, self._moving)
         return self._launched(work, self.of(work.kind, "launch") + beyond(work))
 
@@ -263,11 +264,6 @@ class GpuModel:
         kind = number(type_name)
         point = [*product, SETS, *layout]
         return float(self.kernels.micros("8 bit alone" if kind == "8 bit" else kind, [point])[0])
-
-    def _fused_attention(self, work: OperatorCall) -> float:
-        """Of a library that isn't PyTorch."""
-        point = [1, work.batch, work.batch, work.queries, work.keys, work.size, work.causal, 0]
-        return float(self.kernels.micros("attention", [point])[0])
 
     def _attention(self, work: OperatorCall) -> float:
         blocks = work.batch * math.ceil(work.queries / _QUERIES)

@@ -25,6 +25,7 @@ from chakra_et.text import shortened
 WORK = ("num_ops", "tensor_size")
 KERNEL_KINDS = (*CLASSES, node_classes.BEFORE)
 LISTED = 3
+_BY_LIBRARIES = [CLASSES.index(kind) for kind in ("attention", "convolution", "matrix product")]
 FURTHEST = 20.0
 """Beyond this factor, an operator didn't do what its shapes say."""
 
@@ -43,6 +44,11 @@ class Rates:
     least_ns: np.ndarray
     usual_ns: np.ndarray
     roof: tuple[float, float] | None = None
+
+    @property
+    def told(self) -> np.ndarray:
+        """Whose counts are its work, bool[N]: of products without shapes they are an operator's tensors."""
+        return (self.least_ns > 0) | ~np.isin(self.kind, _BY_LIBRARIES) | (self.gpu == "")
 
     def of(
         self, index: np.ndarray, length: np.ndarray, count: int
@@ -164,7 +170,10 @@ def _grouped(run: Run, found: Rates, index: np.ndarray, chosen: np.ndarray) -> l
     node = np.flatnonzero(chosen)
     index, length = index[node], run.graph.duration_ns[node]
     counts, time = np.bincount(index), np.bincount(index, length)
-    amounts = [amount_per_second(run.graph.attribute(of, 0)[node], index, length, len(counts)) for of in WORK]
+    told = found.told[node]
+    amounts = [
+        amount_per_second(run.graph.attribute(of, 0)[node] * told, index, length, len(counts)) for of in WORK
+    ]
     rates = Rates(found.gpu, found.kind, found.least_ns[node], found.usual_ns[node])
     shares = (time / max(time.sum(), 1)).tolist()
     figures = counts.tolist(), time.astype(np.int64).tolist(), shares, *amounts

@@ -23,7 +23,7 @@ import numpy as np
 
 from chakra_et.cost import gpus, operator_times
 from chakra_et.cost.operator_times import CLASSES, GpuModel, OperatorCall, gpu_model, item_bytes
-from chakra_et.cost.operator_work import DEPTH
+from chakra_et.cost.operator_work import DEPTH, rule_of
 from chakra_et.errors import TraceError
 from chakra_et.et.node_attributes import parents
 from chakra_et.predict.gpu_shapes import Shapes
@@ -56,17 +56,18 @@ _KERNELS = (
     ("elementwise", r"^triton_poi_"),
     ("reduction", r"^triton_(red|per)_"),
     ("attention", r"attn|fmha|attention|flash"),
-    ("matrix product", r"gemm|cijk_|cutlass|nvjet|matmul|fused_moe|^triton_(tem|mm|bmm)_"),
+    ("matrix product", r"(?<!fb)gemm|cijk_|cutlass|nvjet|matmul|fused_moe|^(triton_(tem|mm|bmm)|bmm)_"),
 )
-"""Classes of kernels whose operator isn't known: by their own names, before ``_CLASSES``. TorchInductor's
-begin with what they are, and go on with all that they do (torch/_inductor/codegen/triton.py)."""
+"""Classes of kernels whose operator isn't known or doesn't say: by their own names, before ``_CLASSES``.
+TorchInductor's begin with what they are and end with all they do (torch/_inductor/codegen/triton.py)."""
 _UNTESTED = re.compile(r"^(?!aten::)|batch_norm|::arg")
 """Launchers that the fit doesn't use: not PyTorch's, batch normalization (several kernels in training), and
 argmax (bound by the few rows)."""
 _WITHIN = re.compile(r"DtoD|Device -> Device")
 _TO_HOST = re.compile(r"_local_scalar_dense|::item$")
 _WHOLE = (CLASSES.index("attention"), CLASSES.index("convolution"))
-_COPY = CLASSES.index("memory copy")
+_COPY, _ELEMENTWISE = CLASSES.index("memory copy"), CLASSES.index("elementwise")
+_OTHERS, _ANGLES = re.compile(r"^(?!aten::)"), re.compile(r"rotary|_rope_")
 _MEMSET = re.compile(r"memset", re.I)
 _TF32 = re.compile(r"tf32|tensorop_s1688")
 _CUTLASS = re.compile(r"gemm_\w*_([nt])([nt])_align(\d+)")
@@ -109,13 +110,12 @@ class OtherGpu:
         for guess in sorted(set(guesses) - {""}):
             such = np.array([each == guess for each in guesses])[found.of]
             notes.append(f"{int(such.sum()):,} kernels ({taken[such].sum() / 1e6:,.3f} ms) {guess}")
-        for gpu in (source, target):
-            like = operator_times.LIKE[gpu.vendor]
-            if like != gpu.name:
-                notes.append(
-                    f"kernels on {gpu.name} but matrix products are taken to reach the parts of its rates "
-                    f"that {like}'s do"
-                )
+        notes += [
+            f"kernels on {gpu.name} but matrix products are taken to reach the parts of its rates "
+            f"that {like}'s do"
+            for gpu in (source, target)
+            if (like := operator_times.LIKE[gpu.vendor]) != gpu.name
+        ]
         setting = replace(setting, own_ns=own, notes=(*setting.notes, *notes))
         return setting.doubting(own_ns=doubt)  # how efficient kernels are there
 
@@ -237,14 +237,19 @@ def launched_operators(run: Run) -> Launchers:
         np.bincount(of, run.named(pattern.search)[nodes], len(first)) > 0
         for pattern in (_TF32, _STRIDED, _STRAIGHT)
     )
+    mixed = np.bincount(of, kind != kind[first][of], len(first)) > 0
     shapes = Shapes(run)
     work = []
     for at, k in enumerate(first.tolist()):
         of_kind = CLASSES[kind[k]]
-        found = OperatorCall(of_kind) if alone[k] else shapes.work(of_kind, int(launcher[nodes[k]]))
         name = run.names[run.name_of[nodes[k] if alone[k] else launcher[nodes[k]]]]
+        # Of another library's operator, tensors don't say what products or attention compute, what kernels
+        # of several classes do, nor how much of a table of angles is read.
+        foreign = not alone[k] and _OTHERS.search(name) and not rule_of(name)
+        opaque = foreign and (of_kind in _BY_LIBRARIES or mixed[at] or _ANGLES.search(name))
+        found = OperatorCall(of_kind) if alone[k] or opaque else shapes.work(of_kind, int(launcher[nodes[k]]))
         # The attributes count the whole table, and of a list without shapes what an operator around it has.
-        if not (found.known or found.kind == "gather" or name.endswith("::cat")):
+        if not (found.known or opaque or found.kind == "gather" or name.endswith("::cat")):
             found = replace(found, operations=float(sums[0][at]), moved=float(sums[1][at]))
         if found.type == "float" and (tf32[at] or found.kind == "convolution"):
             found = replace(found, type="tf32")
@@ -288,11 +293,13 @@ def _classes(run: Run, launcher: np.ndarray) -> np.ndarray:
     of_kernel = np.array([_class(name, (*_KERNELS, *_CLASSES)) for name in run.names])
     known = launcher >= 0
     found = np.where(known, of_name[run.name_of[launcher]], of_kernel[run.name_of])
+    # What another library's operator doesn't say its kernels may, without their templates' arguments.
+    by_stem = np.array([_class(re.split(r"[<(]", name)[0], _KERNELS) for name in run.names])
+    silent = known & run.named(_OTHERS.search)[launcher] & (found == _ELEMENTWISE)
+    found[silent] = by_stem[run.name_of[silent]]
     copies = run.kind == KINDS.index("copy")
     is_set, within = run.named(_MEMSET.search), run.named(_WITHIN.search)
-    within &= ~(
-        known & run.named(_TO_HOST.search)[launcher]
-    )  # AMD's tools call small copies to the host so too
+    within &= ~(known & run.named(_TO_HOST.search)[launcher])  # by AMD's tools small ones to the host too
     found[copies & ~is_set & ~within] = _COPY
     found[copies & is_set & ~known] = CLASSES.index("memset")
     found[copies & within & ~known] = CLASSES.index("copy")

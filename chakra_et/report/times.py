@@ -133,10 +133,8 @@ def by_name(run: ReportRun) -> list[Entry]:
     np.maximum.at(longest, of_node, length)
     work = np.isin(kind, DEVICE) & (run.parent >= 0)
     launched = _sum(run.parent[work], length[work], len(graph))
-    is_kernel = kind == KERNEL
-    amounts = [
-        amount_per_second(graph.attribute(each, 0) * is_kernel, of_node, length, count) for each in WORK
-    ]
+    told = (kind == KERNEL) & run.rates.told
+    amounts = [amount_per_second(graph.attribute(each, 0) * told, of_node, length, count) for each in WORK]
     work_of = np.full(count, -1)
     work_of[of_node] = run.rates.kind
     columns = (

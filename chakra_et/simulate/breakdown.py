@@ -122,8 +122,6 @@ def _within(at: np.ndarray, runs: np.ndarray, start_ns: np.ndarray, end_ns: np.n
     def until(moment: np.ndarray) -> np.ndarray:
         interval = np.clip(np.searchsorted(at, moment, side="right") - 1, 0, len(runs) - 1)
         inside = np.clip(moment - at[interval], 0, at[interval + 1] - at[interval])
-        total: np.ndarray = before[interval] + np.where(runs[interval], inside, 0)
-        return total
+        return before[interval] + np.where(runs[interval], inside, 0)
 
-    within: np.ndarray = until(end_ns) - until(start_ns)
-    return within
+    return until(end_ns) - until(start_ns)

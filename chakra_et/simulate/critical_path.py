@@ -43,8 +43,7 @@ class CriticalPath:
     @property
     def lasts_ns(self) -> np.ndarray:
         """int64[P]: the time that each node accounts for."""
-        lasts: np.ndarray = self.to_ns - self.from_ns
-        return lasts
+        return self.to_ns - self.from_ns
 
 
 def critical_path(

@@ -92,8 +92,7 @@ class ReplayGraph:
 
     def gather(self, columns: list[np.ndarray]) -> np.ndarray:
         """One column per trace, in row order, as one array in node order."""
-        gathered: np.ndarray = np.concatenate(columns)[self.in_rows]
-        return gathered
+        return np.concatenate(columns)[self.in_rows]
 
     def scatter(self, values: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Values in node order as one int64 array per trace, in row order."""

@@ -162,8 +162,7 @@ def missing_order(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     nodes = matched[order]
     same = graph.trace_of[nodes[1:]] == graph.trace_of[nodes[:-1]]
     pairs = np.stack([nodes[:-1][same], nodes[1:][same]], axis=1)
-    lacking: np.ndarray = pairs[_unordered(graph, pairs)]
-    return lacking
+    return pairs[_unordered(graph, pairs)]
 
 
 def _has_cycle(left: np.ndarray, right: np.ndarray) -> bool:

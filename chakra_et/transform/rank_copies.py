@@ -204,8 +204,7 @@ def drawn_factors(
     else:
         sigma = np.sqrt(np.log1p(spread**2))
         drawn = np.exp(generator.normal(-(sigma**2) / 2, sigma, steps))[:, None]
-    factors: np.ndarray = drawn / measured[own]
-    return factors
+    return drawn / measured[own]
 
 
 def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> tuple[RankSet, str]:

@@ -74,8 +74,7 @@ def with_stages(ranks: RankTraces, stages: int) -> RankTraces:
 def _of_embedding(trace: ExecutionTrace) -> np.ndarray:
     """bool[N]: collectives of the embedding's copies, which only the first and the last stage have."""
     table, index = texts(trace, "pg_description")
-    found: np.ndarray = np.array([*("EMBEDDING" in text.upper() for text in table), False], bool)[index]
-    return found
+    return np.array([*("EMBEDDING" in text.upper() for text in table), False], bool)[index]
 
 
 class _Splitter:

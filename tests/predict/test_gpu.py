@@ -267,6 +267,18 @@ def test_what_a_kernel_clears_first_is_not_its_work() -> None:
     assert alone.moved == 1_480_000
 
 
+def test_kernels_of_another_library_s_operator_are_classed_by_name_where_it_says_nothing() -> None:
+    """Templates' arguments don't count, and an operator's tensors don't say what several classes work on."""
+    names = ("bmm_Bfloat16_E2m1", "void fbgemm_gpu::sort<int>", "void finalize<cutlass::half_t>")
+    nodes = [kernel(at, 90, (1,), kind="kernel", name=name, parent=1) for at, name in enumerate(names, 2)]
+    shapes = {1: ([[888, 3072], [888, 128]], "c10::BFloat16")}
+    found = launched_operators(run_of([cpu(1, 1, name="vllm::moe_forward"), *nodes], shapes))
+    assert [CLASSES[kind] for kind in found.kind] == ["matrix product", "elementwise", "elementwise"]
+    assert not found.work[0].known
+    own = launched_operators(run_of([cpu(1, 1, name="aten::mul"), *nodes[:1]], shapes))
+    assert CLASSES[own.kind[0]] == "elementwise" and own.work[0].known
+
+
 def test_tensors_without_recorded_shapes_are_not_joined_by_the_work_of_an_operator_around() -> None:
     """By its attributes, a concatenation in an A100's trace moved 10 TB/s."""
     moved = {"num_ops": 200_000_000, "tensor_size": 1_600_000_000}
