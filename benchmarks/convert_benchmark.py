@@ -168,11 +168,13 @@ def several_workers(host: Path, device: Path, config: Config) -> list[str]:
 
 
 def scaling(config: Config) -> list[str]:
-    """Time and memory over the size of a synthetic pair, as a table; json.load tells of the machine."""
+    """Time and memory over the size of a synthetic pair, with as many processes as there are cores, beside
+    json.load of the same files."""
     points = []
     lines = [
-        "| events | JSON, MB | CPU, s | µs / event | peak, MB | json.load CPU, s | wall, s | simdjson, s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| events | JSON, MB | CPU, s | µs / event | wall, s | largest process, MB | json.load CPU, s "
+        "| wall, s | ours / json.load: CPU | wall | simdjson, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for events in config.events:
         with tempfile.TemporaryDirectory() as scratch:
@@ -180,17 +182,19 @@ def scaling(config: Config) -> list[str]:
             write_pair(folder, events)
             files = sorted(folder.iterdir())
             size = sum(path.stat().st_size for path in files) / 1e6
-            cost = best(convert_command(folder), config.repeat)
+            cost = best(convert_command(folder, 0), config.repeat)
             load = (
                 best([sys.executable, "-c", JSON_LOAD, *map(str, files)], 1) if events <= 1_000_000 else None
             )
             walk = simdjson("walk", files, config.repeat)
         points.append((events, cost))
-        each = cost.cpu / events * 1e6
-        loading = f"{load.cpu:.2f}" if load else ""
+        loading = " |  |  | "
+        if load:
+            ratios = f"{cost.cpu / load.cpu:.3f} | {cost.wall / load.wall:.3f}"
+            loading = f"{load.cpu:.2f} | {load.wall:.2f} | {ratios}"
         lines.append(
-            f"| {events:,} | {size:.0f} | {cost.cpu:.2f} | {each:.1f} | {cost.megabytes:.0f} | {loading} "
-            f"| {cost.wall:.2f} | {f'{walk.cpu:.2f}' if walk else ''} |"
+            f"| {events:,} | {size:.0f} | {cost.cpu:.2f} | {cost.cpu / events * 1e6:.1f} | {cost.wall:.2f} "
+            f"| {cost.megabytes:.0f} | {loading} | {f'{walk.cpu:.2f}' if walk else ''} |"
         )
     if config.plot:
         plot(points, Path(config.plot))

@@ -5,6 +5,7 @@ A job that dies affects no other. On Windows all jobs run in this process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -24,6 +25,7 @@ Jobs = Callable[..., Generator[tuple[int, Any], None, None]]
 """``run``, or what runs jobs elsewhere as it does."""
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PROCESSES = hasattr(os, "killpg")
+LARGE = 8 << 20  # bytes to read or write from which on a second process saves time
 
 
 def run(
@@ -65,6 +67,21 @@ def run(
             _end(process)
 
 
+def together(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
+    """The results for all arguments, each by a process of its own. Raises the first ``TraceError``."""
+    found = list(arguments)
+    with contextlib.closing(run(function, arguments, len(arguments))) as outcomes:
+        for number, found[number] in outcomes:
+            if isinstance(found[number], TraceError):
+                raise found[number]
+    return found
+
+
+def forks() -> bool:
+    """Whether a new process has all that this one has; connections of fsspec don't survive it."""
+    return sys.platform == "linux" and "upath" not in sys.modules
+
+
 def default_workers() -> int:
     """One per core that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -74,8 +91,7 @@ def _start(function: Callable[[Any], Any], argument: Any) -> tuple[BaseProcess, 
     """Start a process with the job; what it sends can be received from the connection."""
     import multiprocessing
 
-    forks = sys.platform == "linux" and "upath" not in sys.modules  # connections of fsspec don't survive it
-    context: Any = multiprocessing.get_context("fork" if forks else "spawn")
+    context: Any = multiprocessing.get_context("fork" if forks() else "spawn")
     receiver, sender = context.Pipe(duplex=False)
     process: BaseProcess = context.Process(target=_child, args=(function, argument, sender, os.getpid()))
     process.start()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from chakra_et.arrays import give_back, rows_by_value
+from chakra_et.convert import jobs
 from chakra_et.convert.emit import emit, whole_micros
 from chakra_et.convert.graph import link
 from chakra_et.convert.graph.build import build
@@ -47,7 +49,7 @@ class PairOptions:
     ``step``: "all" or the number of one ProfilerStep. ``manifest``: of the run; what it doesn't tell is taken
     from the traces. ``ranks_here``: a lower bound on the number of ranks. ``allow_unlinked``: continue if
     host and device trace hardly match or come from two processes. ``comm_kernels``: file with a user's table
-    of communication kernels.
+    of communication kernels. ``two_processes``: for a large rank.
     """
 
     step: str = "all"
@@ -58,6 +60,7 @@ class PairOptions:
     max_bytes: int = MAX_BYTES
     comm_kernels: str = ""
     allow_truncated: bool = False
+    two_processes: bool = False
 
 
 class Converted(NamedTuple):
@@ -91,8 +94,15 @@ def add_report(trace: ExecutionTrace, report: RankReport) -> None:
 
 def _convert(pair: Pair, options: PairOptions) -> Converted:
     manifest = options.manifest
-    device = device_trace.load(pair.device, options.max_bytes, operators=pair.host is None)
-    host = host_trace.load(pair.host, options.max_bytes) if pair.host else operators_of(device)
+
+    def load(path: Path) -> Any:
+        if path == pair.host:
+            return host_trace.load(path, options.max_bytes)
+        return device_trace.load(path, options.max_bytes, operators=pair.host is None)
+
+    large = options.two_processes and min(path.stat().st_size for path in pair.files) > jobs.LARGE
+    device, *hosts = (jobs.together if large else map)(load, pair.files[::-1])
+    host = hosts.pop() if hosts else operators_of(device)
     recording = device.recording
     number, world_size = link.rank_and_world(pair.rank, manifest.world_size, options.ranks_here, host, device)
     cut = manifest.of_rank(number, "unfinished_step", int, -1)

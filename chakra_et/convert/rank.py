@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chakra_et import files
+from chakra_et.convert import jobs
 from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.encode import encode
 from chakra_et.findings import sentence
 from chakra_et.names import Side
 from chakra_et.traces.records import open_trace
@@ -97,9 +99,29 @@ def convert_rank(job: RankJob) -> RankResult:
             "trace_bytes": _trace_bytes(job.pair),
         }
         result = _result(job, trace, report, groups)
-        et_file.write(job.written, trace)
+        large = job.options.two_processes and len(trace) > jobs.LARGE >> 8  # of some 256 bytes each
+        (_write_in_two if large else et_file.write)(job.written, trace)
     result.bytes = job.written.stat().st_size
     return result
+
+
+def _write_in_two(path: Path, trace: ExecutionTrace) -> None:
+    """``et.file.write`` by two processes in turns: each tells the other where its next block goes."""
+    with files.atomic_file(path) as file, contextlib.ExitStack() as stack:
+        pipes = [os.pipe(), os.pipe()]
+        for end in (*pipes[0], *pipes[1]):
+            stack.callback(os.close, end)
+        os.write(pipes[0][1], bytes(8))
+
+        def write(part: int) -> None:
+            with open(file.name, "r+b") as own:
+                for block in encode(trace, part, 2):
+                    at = int.from_bytes(os.read(pipes[part][0], 8), "little")
+                    os.write(pipes[1 - part][1], (at + len(block)).to_bytes(8, "little"))
+                    own.seek(at)
+                    own.write(block)
+
+        jobs.together(write, [0, 1])
 
 
 def options_text(options: PairOptions) -> str:

@@ -223,10 +223,9 @@ def _metadata(raw: bytes, start: np.ndarray, end: np.ndarray) -> dict[str, int |
     for name, attribute in attributes.finish().items():
         if attribute.kind == "string":
             metadata[name] = attribute.values[0]
-        elif attribute.kind == "bool":
-            metadata[name] = bool(attribute.values[0])
         elif not isinstance(attribute.values, Strings):
-            metadata[name] = attribute.values[0].item()
+            value = attribute.values[0].item()
+            metadata[name] = bool(value) if attribute.kind == "bool" else value
     metadata["version"] = raw[version_start[0] : version_end[0]].decode("utf-8", "replace")
     return metadata
 

@@ -25,12 +25,12 @@ Column = Callable[[int, int], list[Part]]
 """One or more fields of the nodes in a range of rows."""
 
 
-def encode(trace: ExecutionTrace) -> Iterator[memoryview]:
-    """The bytes of the file, in blocks."""
-    if trace.has_metadata:
+def encode(trace: ExecutionTrace, part: int = 0, parts: int = 1) -> Iterator[memoryview]:
+    """The bytes of the file, in blocks; with several ``parts``, those of which this one is the turn."""
+    if trace.has_metadata and not part:
         yield _messages(1, _metadata_parts(trace.metadata))
     columns = list(_columns(trace))
-    for first in range(0, len(trace), CHUNK):
+    for first in range((part - 1) % parts * CHUNK, len(trace), parts * CHUNK):
         last = min(first + CHUNK, len(trace))
         yield _messages(last - first, [part for column in columns for part in column(first, last)])
 
@@ -38,7 +38,8 @@ def encode(trace: ExecutionTrace) -> Iterator[memoryview]:
 def _columns(trace: ExecutionTrace) -> Iterator[Column]:
     """The fields of the nodes, in the order in which they are written."""
     yield partial(_number_parts, schema.ID, trace.ids)
-    yield partial(_table_parts, _string_fields(schema.NAME, trace.names.table), trace.names.index)
+    names = _string_fields(schema.NAME, trace.names.table)
+    yield lambda first, last: [(None, names.take(trace.names.index[first:last]))]
     yield partial(_number_parts, schema.TYPE, trace.types)
     yield partial(_list_parts, schema.CTRL_DEPS, trace.ctrl_deps)
     yield partial(_list_parts, schema.DATA_DEPS, trace.data_deps)
@@ -75,17 +76,12 @@ def _metadata_parts(metadata: dict[str, int | str | bool | float]) -> list[Part]
         version = _text(schema.DEFAULT_VERSION)  # some readers stop at an empty first message
     parts: list[Part] = [(None, _string_fields(schema.VERSION, [version]))]
     for name, value in values.items():
-        column: Cells | np.ndarray
-        if isinstance(value, bool):
-            kind, column = "bool", np.array([value], np.int64)
-        elif isinstance(value, int) and value >= 0 and (name in schema.UNSIGNED_METADATA or value >= 1 << 63):
-            kind, column = "uint64", np.array([value], np.uint64)
-        elif isinstance(value, int):
-            kind, column = "int64", np.array([value], np.int64)
-        elif isinstance(value, float):
-            kind, column = "double", np.array([value])
-        else:
-            kind, column = "string", wire.byte_strings([_text(value)])
+        unsigned = type(value) is int and value >= 0 and (name in schema.UNSIGNED_METADATA or value >> 63)
+        kinds = {bool: "bool", int: "uint64" if unsigned else "int64", float: "double"}
+        kind = kinds.get(type(value), "string")
+        column: Cells | np.ndarray = wire.byte_strings([_text(str(value))])
+        if kind != "string":
+            column = np.array([value], np.uint64 if unsigned else None)
         parts.append((None, _attribute_fields(schema.METADATA_ATTR, name, kind, column)))
     return parts
 
@@ -94,10 +90,6 @@ def _number_parts(number: int, values: np.ndarray, first: int, last: int) -> lis
     values = values[first:last]
     rows = np.flatnonzero(values)
     return [(rows, wire.varints(values[rows], wire.tag(number, VARINT)))]
-
-
-def _table_parts(table: Cells, index: np.ndarray, first: int, last: int) -> list[Part]:
-    return [(None, table.take(index[first:last]))]
 
 
 def _attribute_parts(

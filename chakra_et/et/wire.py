@@ -7,6 +7,7 @@ Source of the format: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,13 +66,6 @@ def byte_strings(strings: Sequence[bytes]) -> Cells:
     return Cells(np.frombuffer(b"\0".join([*strings, b""]), np.uint8), starts, lengths)
 
 
-def each_once(strings: Sequence[bytes]) -> Cells:
-    """One row per string; equal ones share their bytes."""
-    table: dict[bytes, int] = {}
-    index = [table.setdefault(text, len(table)) for text in strings]
-    return byte_strings(list(table)).take(np.array(index, np.int64))
-
-
 def joined(parts: Sequence[Cells]) -> Cells:
     """The rows of all parts, of which there is one at least."""
     before = np.cumsum([0, *(len(part.buffer) for part in parts)])
@@ -119,13 +113,9 @@ def tag(number: int, wire: int) -> bytes:
     return bytes_of_varint(number << 3 | wire)
 
 
+@functools.lru_cache(4096)
 def bytes_of_varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 0x7F:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    data.append(value)
-    return bytes(data)
+    return varints(np.array([value], np.uint64)).buffer.tobytes()
 
 
 def message(*fields: tuple[int, int | str | bytes]) -> bytes:
@@ -291,14 +281,8 @@ def read_varints(data: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np
 
 def read_varint(raw: bytes, at: int, stop: int) -> tuple[int, int]:
     """(value, position after it); the position is behind ``stop`` if there is no valid varint before it."""
-    value = shift = 0
-    for place in range(at, min(at + LONGEST_VARINT, stop)):
-        byte = raw[place]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value, place + 1) if value < 1 << 64 else (0, stop + 1)
-        shift += 7
-    return 0, stop + 1
+    values, after = read_varints(np.frombuffer(raw[at:stop] or b"\x80", np.uint8), np.zeros(1, np.int64))
+    return (int(values[0]), at + int(after[0])) if after[0] <= stop - at else (0, stop + 1)
 
 
 def decode_varints(

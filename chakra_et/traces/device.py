@@ -17,7 +17,7 @@ import numpy as np
 
 from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
-from chakra_et.et.wire import byte_strings, each_once
+from chakra_et.et.wire import byte_strings
 from chakra_et.files import path_of
 from chakra_et.findings import Findings
 from chakra_et.traces.device_columns import SPARSE, DeviceColumns, Memory, no_memory, read_memory
@@ -29,7 +29,6 @@ from chakra_et.traces.device_format import (
     SYNC,
     Args,
     Header,
-    OperatorHeader,
     Recording,
     read_recording,
 )
@@ -140,8 +139,7 @@ def load(path: str | Path, max_bytes: int = MAX_BYTES, operators: bool = False) 
     """
     path = path_of(path)
     columns = DeviceColumns(operators)
-    layout = OperatorHeader if operators else Header
-    header = read_records(path, "traceEvents", lambda head: layout, columns, max_bytes)
+    header = read_records(path, "traceEvents", lambda head: Header, columns, max_bytes)
     if columns.rows == 0:
         raise TraceError(
             f"{path}: has no operator, runtime call or kernel; did the run reach an active profiler step?"
@@ -276,6 +274,7 @@ def operators_of(device: DeviceTrace) -> HostTrace:
     count = len(rows)
     argument_values, shapes, types = device.inputs or ([b""] * len(device),) * 3
     taken = rows.tolist()
+    pid = next((pid for pid, _ in device.threads if isinstance(pid, int) and pid > 0), 0)
     none = np.zeros(count, dtype=np.int64)
     nothing = byte_strings([_NOTHING]).take(none)
     return HostTrace(
@@ -292,14 +291,14 @@ def operators_of(device: DeviceTrace) -> HostTrace:
         fw_tid=np.maximum(device.forward_thread[rows], 0),
         inputs=(
             byte_strings([argument_values[row] or _NOTHING for row in taken]),
-            each_once([shapes[row] or _NOTHING for row in taken]),
-            each_once([_host_types(types[row]) for row in taken]),
+            byte_strings([shapes[row] or _NOTHING for row in taken]),
+            byte_strings([_host_types(types[row]) for row in taken]),
         ),
         outputs=(nothing, nothing, nothing),
         communication={},
         strides={row: device.strides[at] for row, at in enumerate(taken) if at in device.strides},
         groups=[],
-        header={"schema": "", "pid": _pid(device), "time": "", "start_ts": 0, "finish_ts": 0},
+        header={"schema": "", "pid": pid, "time": "", "start_ts": 0, "finish_ts": 0},
         recorded=False,
     )
 
@@ -314,8 +313,3 @@ def _host_types(types: bytes) -> bytes:
         return match[0] if match[1] in _NOT_TENSORS else b'"Tensor(' + match[1] + b')"'
 
     return _TYPE.sub(name, types)
-
-
-def _pid(device: DeviceTrace) -> int:
-    """The process id of the first CPU thread with a numeric one, 0 for none."""
-    return next((pid for pid, _ in device.threads if isinstance(pid, int) and pid > 0), 0)

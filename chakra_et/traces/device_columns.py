@@ -27,14 +27,13 @@ from chakra_et.traces.device_format import (
     SYNC,
     Args,
     Event,
-    OperatorArgs,
 )
 from chakra_et.traces.fields import Number, as_column, as_number, copies, each, indices, strided
 from chakra_et.traces.records import Taker
 
 _IDS = ("rf_id", "external_id", "correlation", "sequence", "forward_thread")
 _TEXTS = ("grid", "block", "dims", "types", "concrete", "strides")
-_NO_ARGS = OperatorArgs()
+_NO_ARGS = Args()
 # Names of c10::DeviceType. AMD's GPUs are "cuda" in PyTorch and "gpu" here, like NVIDIA's.
 DEVICE_TYPES = {0: "cpu", 1: "gpu", 6: "gpu", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia"}
 MOST_DEVICES = 64
@@ -174,7 +173,7 @@ def _communicating(args: list[Args]) -> list[int]:
 
 def _without_texts(args: Args) -> Args:
     """``args`` without its raw texts, each of which would keep a whole piece of the trace in memory."""
-    for name in _TEXTS if isinstance(args, OperatorArgs) else _TEXTS[:2]:
+    for name in _TEXTS:
         setattr(args, name, msgspec.Raw(b""))
     return args
 

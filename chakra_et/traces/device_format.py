@@ -77,11 +77,6 @@ class Args(msgspec.Struct, gc=False):
     reserved: Any = msgspec.field(name="Total Reserved", default=None)
     device_type: Any = msgspec.field(name="Device Type", default=None)
     device_id: Any = msgspec.field(name="Device Id", default=None)
-
-
-class OperatorArgs(Args, gc=False):
-    """The same with the operator's arguments, which are read if there is no host trace."""
-
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw(b""))
@@ -99,10 +94,6 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-class OperatorEvent(Event, gc=False):
-    args: OperatorArgs | None = None
-
-
 class HeaderFields(msgspec.Struct):
     """A trace without its events."""
 
@@ -116,10 +107,6 @@ class HeaderFields(msgspec.Struct):
 
 class Header(HeaderFields, kw_only=True):
     traceEvents: list[Event]
-
-
-class OperatorHeader(HeaderFields, kw_only=True):
-    traceEvents: list[OperatorEvent]
 
 
 _Time = Annotated[float, Meta(ge=0, lt=1e15)]

@@ -83,9 +83,8 @@ class FlatNode(msgspec.Struct, gc=False):
     output_types: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-class DocumentFields(msgspec.Struct):
-    """A host trace without its nodes."""
-
+class HostDocument(msgspec.Struct, kw_only=True):
+    nodes: list[HostRecord]
     schema: Any = ""
     pid: Any = 0
     time: Any = ""
@@ -94,12 +93,8 @@ class DocumentFields(msgspec.Struct):
     chakra_et_repairs: Any = None
 
 
-class HostDocument(DocumentFields, kw_only=True):
-    nodes: list[HostRecord]
-
-
-class FlatDocument(DocumentFields, kw_only=True):
-    nodes: list[FlatNode]
+class FlatDocument(HostDocument, kw_only=True):
+    nodes: list[FlatNode]  # type: ignore[assignment]
 
 
 @dataclass(eq=False, repr=False)
