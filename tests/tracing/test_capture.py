@@ -18,7 +18,8 @@ from torch.profiler import ProfilerActivity
 from trace_reading import device_ids, host_ids, load, steps_of, train
 
 from chakra_et.capture import recorder
-from chakra_et.capture.tracer import ChakraTracer, check_pair
+from chakra_et.capture.check import inspect_pair
+from chakra_et.capture.tracer import ChakraTracer
 
 NAME = "tiny 한글"
 
@@ -53,7 +54,7 @@ def test_the_host_trace_covers_the_warm_up_and_the_device_trace_also_the_active_
     forwards = [node for node in host["nodes"] if node["name"] == "aten::relu"]
     assert len(forwards) == 1
     assert not any("Input Dims" in event.get("args", {}) for event in device["traceEvents"])
-    assert check_pair(folder / f"{NAME}_host.json", folder / f"{NAME}_device.json", active) == []
+    assert inspect_pair(folder / f"{NAME}_host.json", folder / f"{NAME}_device.json", active).problems == []
 
 
 def test_nothing_of_the_tracer_is_in_the_trace(capture):
@@ -102,7 +103,7 @@ def test_gzip_holds_the_same_pair(tmp_path):
         train(tracer, 2)
     host, device = tmp_path / "plain_host.json.gz", tmp_path / "plain_device.json.gz"
     assert host_ids(load(host)) == device_ids(load(device))
-    assert check_pair(host, device, 1) == []
+    assert inspect_pair(host, device, 1).problems == []
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {host.name, device.name, "plain_manifest.json"}, "the plain pair went"
     assert host.read_bytes()[3] == 0 and host.read_bytes()[4:8] == bytes(4), "no name, no time: same bytes"
@@ -112,7 +113,7 @@ def test_no_waiting_and_no_warmup(tmp_path, recwarn):
     with ChakraTracer(tmp_path, "t", 0, 0, 2, 0) as tracer:
         train(tracer, 4)
     assert load(tmp_path / "t_manifest.json")["ranks"][0]["steps"] == [0, 1]
-    assert check_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 2) == []
+    assert inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 2).problems == []
 
 
 def test_files_are_in_place_when_the_last_active_step_ends(tmp_path):
@@ -166,7 +167,7 @@ def test_memory_events_are_recorded_if_asked_for(tmp_path):
         events = load(tmp_path / "t_device.json")["traceEvents"]
         sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
         assert bool(sizes) == memory
-        assert check_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1) == []
+        assert inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1).problems == []
     assert min(sizes) < 0 < max(sizes), "frees and allocations"
     # The activations of a linear layer: 4 x 8 floats.
     assert 4 * 8 * 4 in sizes

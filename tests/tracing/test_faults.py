@@ -17,7 +17,8 @@ import pytest
 import torch
 from trace_reading import device_ids, host_ids, load, steps_of, train
 
-from chakra_et.capture.tracer import ChakraTracer, check_pair, hold_signals
+from chakra_et.capture.check import inspect_pair
+from chakra_et.capture.tracer import ChakraTracer, hold_signals
 
 
 def names(folder):
@@ -39,7 +40,7 @@ def test_exception_in_an_active_step_keeps_what_was_recorded(tmp_path):
     assert steps_of(host["nodes"]) == ["ProfilerStep#1"]
     assert steps_of(device["traceEvents"]) == ["ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"]
     assert host_ids(host) == device_ids(device)
-    assert check_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 2) == []
+    assert inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 2).problems == []
     manifest = load(tmp_path / "t_manifest.json")
     assert not manifest["complete"]
     expected = "rank 0: training ended after 1 of 3 active steps (ZeroDivisionError: by zero)"
@@ -57,7 +58,7 @@ def test_exception_in_the_first_active_step_still_gives_a_pair(tmp_path):
     with pytest.raises(KeyboardInterrupt), ChakraTracer(tmp_path, "t", 1, 1, 3, 0) as tracer:
         train(tracer, 8, fault)
     assert load(tmp_path / "t_manifest.json")["ranks"][0]["steps"] == []
-    assert check_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1) == []
+    assert inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1).problems == []
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -99,7 +100,9 @@ def test_signal_in_an_active_step(worker, tmp_path, number, code):
     output, _ = process.communicate(timeout=120)
     assert process.returncode in (code, -number), output
     assert names(tmp_path / "out") == ["t_device.json", "t_host.json", "t_manifest.json", "waiting"]
-    assert check_pair(tmp_path / "out" / "t_host.json", tmp_path / "out" / "t_device.json", 2) == []
+    assert (
+        inspect_pair(tmp_path / "out" / "t_host.json", tmp_path / "out" / "t_device.json", 2).problems == []
+    )
     why = "KeyboardInterrupt" if number == signal.SIGINT else "SystemExit: 143"
     assert f"after 1 of 3 active steps ({why})" in load(tmp_path / "out" / "t_manifest.json")["reason"]
 
@@ -114,7 +117,9 @@ def test_killed_run_leaves_a_recognisable_rest_that_the_next_run_removes(worker,
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert names(tmp_path / "out") == ["t_device.json", "t_host.json", "t_manifest.json"]
-    assert check_pair(tmp_path / "out" / "t_host.json", tmp_path / "out" / "t_device.json", 3) == []
+    assert (
+        inspect_pair(tmp_path / "out" / "t_host.json", tmp_path / "out" / "t_device.json", 3).problems == []
+    )
 
 
 def test_forked_loader_workers_do_not_write_into_the_host_trace(worker, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from trace_reading import load, train
 
-from chakra_et.capture.check import check_pair
+from chakra_et.capture.check import inspect_pair
 from chakra_et.capture.recorder import CaptureError, Recorder
 from chakra_et.capture.tracer import ChakraTracer
 
@@ -56,7 +56,7 @@ def test_any_failure_of_the_recording(method, tmp_path, caplog, monkeypatch):
     monkeypatch.undo()
     with ChakraTracer(tmp_path, "t", 1, 1, 1) as tracer:
         train(tracer, 3)
-    assert check_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1) == []
+    assert inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1).problems == []
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_another_profiler_keeps_its_results(other, expected, tmp_path):
     assert result["other"] > 40, "operators that the other profiler has recorded"
     assert result["strict"] == "CaptureError"
     # And the tracer works again when the other profiler is gone.
-    assert check_pair(tmp_path / "later_host.json", tmp_path / "later_device.json", 2) == []
+    assert inspect_pair(tmp_path / "later_host.json", tmp_path / "later_device.json", 2).problems == []
     assert "t_host.json" not in {path.name for path in tmp_path.iterdir()}
 
 

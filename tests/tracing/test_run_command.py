@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from trace_reading import load
 
-from chakra_et.capture.check import check_pair
+from chakra_et.capture.check import inspect_pair
 from chakra_et.capture.config import config_from_environment
 
 Done = subprocess.CompletedProcess[str]
@@ -67,7 +67,7 @@ def test_a_script_is_traced_as_it_is(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "arguments ['8', '--flag'] __main__ code/train.py\n"
     host, device = (project / "outputs" / f"my_run_{side}.json" for side in ("host", "device"))
-    assert check_pair(host, device, 2) == []
+    assert inspect_pair(host, device, 2).problems == []
     nodes = load(host)["nodes"]
     names = [node["name"] for node in nodes]
     # The annotation of the optimizer is whole, and that of the other one is no step.
@@ -89,7 +89,12 @@ def test_a_module_under_torchrun(project: Path) -> None:
     manifest = load(project / "my_run_manifest.json")
     assert manifest["complete"] and (manifest["world_size"], manifest["backend"]) == (2, "gloo")
     for rank in ("", "_rank1"):
-        assert check_pair(project / f"my_run{rank}_host.json", project / f"my_run{rank}_device.json", 3) == []
+        assert (
+            inspect_pair(
+                project / f"my_run{rank}_host.json", project / f"my_run{rank}_device.json", 3
+            ).problems
+            == []
+        )
     assert done.stderr.count("chakra-et: next: ") == 1
 
 
@@ -260,7 +265,10 @@ def test_a_script_that_is_ended_keeps_what_was_recorded(end: str, status: int, p
     assert done.returncode == status, done.stderr
     manifest = load(project / "outputs" / "t_manifest.json")
     assert manifest["reason"].startswith("rank 0: training ended after 2 of 3 active steps (SystemExit")
-    assert check_pair(project / "outputs" / "t_host.json", project / "outputs" / "t_device.json", 3) == []
+    assert (
+        inspect_pair(project / "outputs" / "t_host.json", project / "outputs" / "t_device.json", 3).problems
+        == []
+    )
 
 
 @pytest.mark.parametrize(
