@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from chakra_et.capture.tracer import ChakraTracer, TraceConfig, check_pair, check_trace_name
+from chakra_et.capture.tracer import ChakraTracer, TraceConfig, check_trace_name
 
-__all__ = ["ChakraTracer", "TraceConfig", "check_pair", "check_trace_name"]
+__all__ = ["ChakraTracer", "TraceConfig", "check_trace_name"]
