@@ -28,8 +28,8 @@ from chakra_et.traces.host import GROUP_RECORD, HostTrace
 _ONE_SIDED = ("[pytorch|profiler|execution_trace|", GROUP_RECORD, "gloo:")
 _LINKED_SHARE = 0.95
 _DISPATCHED = re.compile(r"\w+::[\w.]+")
-# What the readers say of a file that is not all there.
-_CUT = re.compile('truncated|ended before|No such file|has no "')
+# What the readers say of a file that is not all there; "invalid number" if it ends after a sign or a point.
+_CUT = re.compile('truncated|ended before|No such file|has no "|invalid number')
 
 
 @dataclass

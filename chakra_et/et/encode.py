@@ -7,13 +7,14 @@ in attribute values, dependencies packed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et import schema, wire
-from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
+from chakra_et.et.columns import ExecutionTrace, Ragged, Strings, TensorInfo
 from chakra_et.et.wire import LENGTH, VARINT, Cells, Part
 
 # Nodes encoded at a time: enough to amortise numpy's overhead, few enough to stay in the cache.
@@ -21,15 +22,46 @@ CHUNK = 8192
 # Protobuf libraries read no longer message.
 LARGEST_MESSAGE = (1 << 31) - 1
 
+# Numbers within such a range have few values; fields with few values beside each other become one field.
+FEW = 256
+MOST_VALUES = 8192
+
 Column = Callable[[int, int], list[Part]]
 """One or more fields of the nodes in a range of rows."""
+
+
+@dataclass(eq=False, repr=False)
+class _Coded:
+    """Fields with few values: those of row i are ``cells[index[i]]``; int32[rows]."""
+
+    cells: Cells
+    index: np.ndarray
+
+    def __call__(self, first: int, last: int) -> list[Part]:
+        return [(None, self.cells.take(self.index[first:last]))]
+
+    def followed_by(self, other: _Coded) -> _Coded | None:
+        """The fields of both, None if they have too many values together."""
+        width, most = len(other.cells), min(MOST_VALUES, len(self.index))
+        if (size := len(self.cells) * width) > 1 << 22:
+            return None
+        index = self.index * np.int32(width) + other.index if width > 1 else self.index
+        known = np.arange(size)
+        if size > most:  # leave out those that don't occur
+            place = np.zeros(size, np.int32)
+            place[index] = 1
+            known = np.flatnonzero(place)
+            place[known] = np.arange(len(known))
+            index = place[index]
+        pairs: list[Part] = [(None, self.cells.take(known // width)), (None, other.cells.take(known % width))]
+        return _Coded(wire.assemble(len(known), pairs), index) if len(known) <= most else None
 
 
 def encode(trace: ExecutionTrace, part: int = 0, parts: int = 1) -> Iterator[memoryview]:
     """The bytes of the file, in blocks; with several ``parts``, those of which this one is the turn."""
     if trace.has_metadata and not part:
         yield _messages(1, _metadata_parts(trace.metadata))
-    columns = list(_columns(trace))
+    columns = list(_joined(_columns(trace)))
     for first in range((part - 1) % parts * CHUNK, len(trace), parts * CHUNK):
         last = min(first + CHUNK, len(trace))
         yield _messages(last - first, [part for column in columns for part in column(first, last)])
@@ -37,28 +69,66 @@ def encode(trace: ExecutionTrace, part: int = 0, parts: int = 1) -> Iterator[mem
 
 def _columns(trace: ExecutionTrace) -> Iterator[Column]:
     """The fields of the nodes, in the order in which they are written."""
+    rows = np.arange(len(trace))
+    types = np.arange(int(trace.types.max(initial=0)) + 1)
     yield partial(_number_parts, schema.ID, trace.ids)
-    names = _string_fields(schema.NAME, trace.names.table)
-    yield lambda first, last: [(None, names.take(trace.names.index[first:last]))]
-    yield partial(_number_parts, schema.TYPE, trace.types)
+    yield _coded(_string_fields(schema.NAME, trace.names.table), rows, trace.names.index, len(rows))
+    yield _coded(wire.assemble(len(types), _number_parts(schema.TYPE, types)), rows, trace.types, len(rows))
     yield partial(_list_parts, schema.CTRL_DEPS, trace.ctrl_deps)
     yield partial(_list_parts, schema.DATA_DEPS, trace.data_deps)
     yield partial(_number_parts, schema.START, trace.start_micros)
     yield partial(_number_parts, schema.DURATION, trace.duration_micros)
     for number, tensors in ((schema.INPUTS, trace.inputs), (schema.OUTPUTS, trace.outputs)):
         if tensors is not None:
-            texts = (tensors.values, tensors.shapes, tensors.types)
-            columns = [_utf8_strings(text) if isinstance(text, Cells) else text for text in texts]
-            yield partial(_tensor_parts, number, tensors.rows, columns)
+            yield partial(_tensor_parts, number, tensors.rows, list(_joined(_texts(tensors))))
     for name, attribute in trace.attributes.items():
         kind, values = attribute.kind, attribute.values
         if isinstance(values, Strings):
             # Each distinct string is encoded once, and rows share its bytes.
-            cells = _utf8_strings(values.table) if kind == "string" else wire.byte_strings(values.table)
-            table = _attribute_fields(schema.ATTR, name, kind, cells)
-            yield partial(_attribute_parts, name, attribute, table.take(values.index))
+            table = _utf8_strings(values.table) if kind == "string" else wire.byte_strings(values.table)
+            index = values.index
+        elif len(values) and values.dtype.kind in "iu" and int(values.max()) - int(values.min()) < FEW:
+            index = values - values.min()
+            table = values.min() + np.arange(index.max() + 1, dtype=values.dtype)
         else:
-            yield partial(_attribute_parts, name, attribute, values)
+            yield partial(_attribute_parts, name, attribute.rows, kind, values)
+            continue
+        yield _coded(_attribute_fields(schema.ATTR, name, kind, table), attribute.rows, index, len(rows))
+
+
+def _texts(tensors: TensorInfo) -> Iterator[Column]:
+    """The fields of the tensors, one row per node that has some."""
+    columns = (tensors.values, tensors.shapes, tensors.types)
+    for number, texts in zip(schema.IO_FIELDS, columns, strict=True):
+        texts = _utf8_strings(texts) if isinstance(texts, Cells) else texts
+        if isinstance(texts, Cells) and len(texts.buffer) < 2 * len(texts):  # rows share their bytes
+            starts, first, index = np.unique(texts.starts, return_index=True, return_inverse=True)
+            yield _coded(_string_fields(number, texts.take(first)), tensors.rows, index, len(index))
+        else:
+            yield partial(_text_parts, number, texts)
+
+
+def _joined(columns: Iterator[Column]) -> Iterator[Column]:
+    """The columns, those with few values joined with their neighbours."""
+    before = next(columns)
+    for column in columns:
+        if isinstance(before, _Coded) and isinstance(column, _Coded) and (both := before.followed_by(column)):
+            before = both
+        else:
+            yield before
+            before = column
+    yield before
+
+
+def _coded(table: Cells, rows: np.ndarray, index: np.ndarray, count: int) -> _Coded:
+    """The column in which ``rows`` of ``count`` rows have field ``index`` of the table, and others none."""
+    if len(rows) == count:
+        return _Coded(table, index.astype(np.int32, copy=False))
+    places = np.full(count, len(table), np.int32)
+    places[rows] = index
+    nothing = np.zeros(1, np.int64)
+    starts, lengths = np.append(table.starts, nothing), np.append(table.lengths, nothing)
+    return _Coded(Cells(table.buffer, starts, lengths), places)
 
 
 def _messages(rows: int, parts: list[Part]) -> memoryview:
@@ -86,20 +156,18 @@ def _metadata_parts(metadata: dict[str, int | str | bool | float]) -> list[Part]
     return parts
 
 
-def _number_parts(number: int, values: np.ndarray, first: int, last: int) -> list[Part]:
+def _number_parts(number: int, values: np.ndarray, first: int = 0, last: int | None = None) -> list[Part]:
     values = values[first:last]
     rows = np.flatnonzero(values)
     return [(rows, wire.varints(values[rows], wire.tag(number, VARINT)))]
 
 
 def _attribute_parts(
-    name: str, attribute: Attribute, values: Cells | np.ndarray, first: int, last: int
+    name: str, rows: np.ndarray, kind: str, values: np.ndarray, first: int, last: int
 ) -> list[Part]:
-    low, high = np.searchsorted(attribute.rows, (first, last))
-    rows = attribute.rows[low:high] - first
-    if isinstance(values, Cells):
-        return [(rows, values.take(slice(low, high)))]
-    cells = _attribute_cells(schema.ATTR, name, attribute.kind, values[low:high]) if low < high else []
+    low, high = np.searchsorted(rows, (first, last))
+    rows = rows[low:high] - first
+    cells = _attribute_cells(schema.ATTR, name, kind, values[low:high]) if low < high else []
     return [(rows, part) for part in cells]
 
 
@@ -115,23 +183,23 @@ def _list_parts(number: int, lists: Ragged, first: int, last: int) -> list[Part]
     return [(rows, wire.varints(cells.lengths, wire.tag(number, LENGTH))), (rows, cells)]
 
 
-def _tensor_parts(
-    number: int, rows: np.ndarray, columns: list[Sequence[bytes]], first: int, last: int
-) -> list[Part]:
-    low, high = np.searchsorted(rows, (first, last))
+def _tensor_parts(number: int, rows: np.ndarray, columns: list[Column], first: int, last: int) -> list[Part]:
+    low, high = map(int, np.searchsorted(rows, (first, last)))
     if low == high:
         return []
-    fields: list[Part] = []
-    for place, column in zip(schema.IO_FIELDS, columns, strict=True):
-        part = slice(low, high)
-        cells = column.take(part) if isinstance(column, Cells) else _utf8_strings(column[part])
-        fields += _filled_strings(place, cells)
+    fields = [part for column in columns for part in column(low, high)]
     rows = rows[low:high] - first
     head = wire.varints(wire.row_lengths(high - low, fields), wire.tag(number, LENGTH))
     return [(rows, head), *((rows if which is None else rows[which], part) for which, part in fields)]
 
 
-def _string_fields(number: int, strings: list[bytes]) -> Cells:
+def _text_parts(number: int, texts: Sequence[bytes], first: int, last: int) -> list[Part]:
+    part = slice(first, last)
+    cells = texts.take(part) if isinstance(texts, Cells) else _utf8_strings(texts[part])
+    return _filled_strings(number, cells)
+
+
+def _string_fields(number: int, strings: Sequence[bytes]) -> Cells:
     """One string field per string, without bytes if the string is empty."""
     return wire.assemble(len(strings), _filled_strings(number, _utf8_strings(strings)))
 

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(not jobs.forks(), reason="processes are forked o
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "LARGE", 1)
+    monkeypatch.delitem(sys.modules, "upath", raising=False)  # as another test may have read a URL
 
 
 def convert(folder: Path, workers: int) -> SetResult:

@@ -154,7 +154,7 @@ def test_group_record_that_is_absent(altered):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("damage", ["cut", "empty", "absent", "two objects", "cut gzip", "not UTF-8"])
+@pytest.mark.parametrize("damage", ["cut", "cut number", "empty", "absent", "two objects", "cut gzip", "not UTF-8"])
 def test_file_that_is_not_one_whole_object(pair, tmp_path, which, damage):
     paths = [tmp_path / "host.json", tmp_path / "device.json"]
     for path, trace in zip(paths, pair, strict=True):
@@ -167,6 +167,7 @@ def test_file_that_is_not_one_whole_object(pair, tmp_path, which, damage):
         path.write_bytes(
             {
                 "cut": content[: len(content) // 2],
+                "cut number": content[: content.rindex(b".") + 1],
                 "empty": b"",
                 "two objects": content + content,
                 "cut gzip": gzip.compress(content)[:-100],
@@ -176,7 +177,7 @@ def test_file_that_is_not_one_whole_object(pair, tmp_path, which, damage):
     report = inspect_pair(*paths, 2)
     (problem,) = report.problems
     assert problem.startswith(f"the {('host', 'device')[which]} trace is not one complete JSON object")
-    assert bool(report.truncated) == (damage in ("cut", "empty", "absent", "cut gzip"))
+    assert bool(report.truncated) == (damage in ("cut", "cut number", "empty", "absent", "cut gzip"))
 
 
 def test_options_that_the_build_lacks_are_left_out():
