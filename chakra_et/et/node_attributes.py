@@ -86,8 +86,7 @@ def lanes(trace: ExecutionTrace) -> np.ndarray:
     on_cpu = trace.column("is_cpu_op") != 0
     kind = np.select([lane >= 0, on_cpu, stream >= 0], [0, 1, 2], 3)
     value = np.select([lane >= 0, on_cpu, stream >= 0], [lane, tid, stream], -1)
-    values, code = np.unique(value, return_inverse=True)
-    return np.where((kind == 3) | (value < 0), -1, kind * len(values) + code.reshape(-1))
+    return np.where((kind == 3) | (value < 0), -1, (kind << 60) + (value & ((1 << 60) - 1)))
 
 
 def parents(trace: ExecutionTrace) -> np.ndarray:

@@ -154,7 +154,9 @@ def test_group_record_that_is_absent(altered):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("damage", ["cut", "cut number", "empty", "absent", "two objects", "cut gzip", "not UTF-8"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "cut number", "empty", "absent", "two objects", "cut gzip", "not UTF-8"]
+)
 def test_file_that_is_not_one_whole_object(pair, tmp_path, which, damage):
     paths = [tmp_path / "host.json", tmp_path / "device.json"]
     for path, trace in zip(paths, pair, strict=True):

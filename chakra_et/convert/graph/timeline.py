@@ -22,6 +22,7 @@ from chakra_et.traces.device_format import KERNEL, SYNC
 
 STEP = "ProfilerStep#"
 LAST = 1 << 63
+MOST_NESTED = 1000  # events that are compared together; beyond that depth, it takes less time one by one
 """ns: after all events."""
 POLLING = re.compile(
     r"(cuda|hip|cu)(Event(Query|Destroy\w*|ElapsedTime)|Stream(Query|IsCapturing|GetCaptureInfo\w*)|"
@@ -155,29 +156,20 @@ def _nest(
 
     Sets ``parent``, and clips ``end`` of events that end after the enclosing event.
     """
-    parents, clips = [], {}
-    moments = []  # -1 for each event that begins, and the index of each that ends, in order of time
-    stack, free = [-1], [LAST]
-    for at, (since, until) in enumerate(zip(start[rows].tolist(), end[rows].tolist(), strict=True)):
-        while free[-1] <= since:
-            moments.append(stack.pop())
-            free.pop()
-        if until > free[-1]:
-            clips[at] = until = free[-1]
-        parents.append(stack[-1])
-        moments.append(-1)
-        stack.append(at)
-        free.append(until)
-    moments += stack[:0:-1]
-    outer = np.array(parents, dtype=np.int64)
+    since, until = start[rows], end[rows]
+    outer, clipped = _enclosing(since, until)
+    findings.add("clipped-event", int((clipped < until).sum()))
+    findings.add("clipped-ns", int((until - clipped).sum()))
     outer = np.where(outer >= 0, rows[outer], -1)
-    parent[rows] = outer
-    cut, clipped = rows[list(clips)], np.array(list(clips.values()), dtype=np.int64)
-    findings.add("clipped-event", len(clips))
-    findings.add("clipped-ns", int((end[cut] - clipped).sum()))
-    end[cut] = clipped
+    parent[rows], end[rows] = outer, clipped
+    # In order of time: -1 for each event that begins, and the index of each that ends, the innermost first,
+    # before the first event that begins when it has ended.
+    places = np.arange(len(rows))
+    following = np.maximum(np.searchsorted(since, clipped), places + 1)
+    order = len(rows) - 1 - np.argsort(following[::-1], kind="stable")
+    ended = np.full(2 * len(rows), -1)
+    ended[places + following[order]] = order
     # A segment lies between two moments, and belongs to the event that has been innermost.
-    ended = np.array(moments, dtype=np.int64)
     begins = ended < 0
     owner = rows[ended]
     till = end[owner]
@@ -186,3 +178,29 @@ def _nest(
     keep = since < till
     keep[1:] |= begins[:-1]  # keep the first segment of each event
     return np.stack([np.full(len(since), lane), since, till, owner])[:, keep]
+
+
+def _enclosing(since: np.ndarray, until: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each event, by start: the last before it that hasn't ended when it starts, -1 for none; and the end
+    of each, at most that of the one around it."""
+    outer, left = np.arange(-1, len(since) - 1), np.arange(len(since))
+    for _ in range(MOST_NESTED):
+        left = left[outer[left] >= 0]
+        left = left[until[outer[left]] <= since[left]]
+        if not len(left):
+            inner = np.flatnonzero(outer >= 0)
+            if (until[inner] <= until[outer[inner]]).all():
+                return outer, until
+            break
+        outer[left] = outer[outer[left]]  # all between the two have ended as well
+    # Events that overlap without being nested, or are nested deeply, one after the other.
+    until, stack, free = until.copy(), [-1], [LAST]
+    for at, (begins, ends) in enumerate(zip(since.tolist(), until.tolist(), strict=True)):
+        while free[-1] <= begins:
+            stack.pop()
+            free.pop()
+        outer[at] = stack[-1]
+        stack.append(at)
+        free.append(min(ends, free[-1]))
+        until[at] = free[-1]
+    return outer, until
