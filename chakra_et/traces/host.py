@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ class _Columns(Taker):
         self.inputs: list[Cells] = []
         self.outputs: list[Cells] = []
         self.texts_known: dict[bytes, int] = {}
+        self.with_strings = bytearray()  # for each of them, whether it names a type of text
         self.communication: dict[int, dict[str, Any]] = {}
         self.strides: dict[int, str] = {}
         self.findings = Findings()
@@ -198,12 +200,19 @@ class _Columns(Taker):
     def _take_values(self, side: str, values: list[Cells], sources: list[Values]) -> list[bytes]:
         """Collect one side's arguments; returns their shapes, as JSON texts."""
         shapes, types = (copies(each(name, sources)) for name in ("shapes", "types"))
+        codes = {
+            name: indices(column, self.texts_known, bytes)
+            for name, column in (("shapes", shapes), ("types", types))
+        }
+        self.with_strings += bytes(
+            b"String" in text for text in islice(self.texts_known, len(self.with_strings), None)
+        )
         texts = each("values", sources)
-        for at in [at for at, kinds in enumerate(types) if b"String" in kinds]:
+        for at in np.flatnonzero(np.frombuffer(self.with_strings, bool)[codes["types"]]).tolist():
             texts[at] = redacted_json(bytes(texts[at]))
         values.append(wire.byte_strings(texts))
-        for name, texts in (("shapes", shapes), ("types", types)):
-            self.numbers[f"{side} {name}"].append(indices(texts, self.texts_known, bytes))
+        for name, column in codes.items():
+            self.numbers[f"{side} {name}"].append(column)
         return shapes
 
     def _take_strides(self, shapes: list[bytes], sources: list[Values]) -> None:
