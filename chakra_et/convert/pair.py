@@ -9,12 +9,14 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from chakra_et import files
 from chakra_et.arrays import give_back, rows_by_value
 from chakra_et.convert import jobs
 from chakra_et.convert.emit import emit, whole_micros
@@ -64,11 +66,13 @@ class PairOptions:
 
 
 class Converted(NamedTuple):
-    """The result for one rank. ``groups``: group id in the file → (name, description, ranks)."""
+    """The result for one rank. ``groups``: group id in the file → (name, description, ranks);
+    ``device_sha256``: of the device trace, empty where another process didn't take it meanwhile."""
 
     trace: ExecutionTrace
     report: RankReport
     groups: dict[int, tuple[str, str, tuple[int, ...]]]
+    device_sha256: str = ""
 
 
 def convert_pair(pair: Pair, options: PairOptions = PairOptions()) -> Converted:
@@ -100,8 +104,12 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
             return host_trace.load(path, options.max_bytes)
         return device_trace.load(path, options.max_bytes, operators=pair.host is None)
 
-    large = options.two_processes and min(path.stat().st_size for path in pair.files) > jobs.LARGE
-    device, *hosts = (jobs.together if large else map)(load, pair.files[::-1])
+    digest = ""
+    if options.two_processes and min(path.stat().st_size for path in pair.files) > jobs.LARGE:
+        reads = [*(partial(load, path) for path in pair.files[::-1]), partial(files.sha256, pair.device)]
+        device, *hosts, digest = jobs.together(lambda read: read(), reads)
+    else:
+        device, *hosts = map(load, pair.files[::-1])
     host = hosts.pop() if hosts else operators_of(device)
     recording = device.recording
     number, world_size = link.rank_and_world(pair.rank, manifest.world_size, options.ranks_here, host, device)
@@ -151,7 +159,7 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
     if recording is not None:
         take_off_cost(trace, recording, rank.per_operator_ns)
         report.times_of(trace)
-    return Converted(trace, report, groups)
+    return Converted(trace, report, groups, digest)
 
 
 # ---- the cost of recording ----

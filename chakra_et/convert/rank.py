@@ -64,7 +64,7 @@ class RankResult:
     ``communication``: the communication nodes, for the checks across ranks. ``process``: host, process id and
     start of the trace, which differ between ranks. ``window``: start and end of the recording by the clock of
     its host, ns. ``problems``: errors of the validator, one sentence each.
-    ``kept``: the file is from an earlier run.
+    ``kept``: the file is from an earlier run. ``device_sha256``: of the device trace, where it was read.
     """
 
     report: RankReport
@@ -74,6 +74,7 @@ class RankResult:
     process: tuple[str, int, int] = ("", 0, 0)
     window: tuple[int, int] = (0, 0)
     bytes: int = 0
+    device_sha256: str = ""
     problems: list[str] = field(default_factory=list)
     kept: bool = False
 
@@ -92,7 +93,7 @@ def convert_rank(job: RankJob) -> RankResult:
         size = job.written.stat().st_size
         return RankResult(RankReport(max(job.pair.rank, 0)), bytes=size, problems=problems)
     with contextlib.ExitStack() as stack:
-        trace, report, groups = _convert(job, stack)
+        trace, report, groups, digest = _convert(job, stack)
         trace.metadata |= {
             "process_groups": json.dumps(groups, separators=(",", ":")),
             "conversion_options": options_text(job.options),
@@ -102,6 +103,7 @@ def convert_rank(job: RankJob) -> RankResult:
         large = job.options.two_processes and len(trace) > jobs.LARGE >> 8  # of some 256 bytes each
         (_write_in_two if large else et_file.write)(job.written, trace)
     result.bytes = job.written.stat().st_size
+    result.device_sha256 = digest or files.sha256(job.pair.device)
     return result
 
 
@@ -152,7 +154,8 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> Converted:
     pair, original = job.pair, dict[str, Path]()  # copy → what it is of
     while True:
         try:
-            return convert_pair(pair, job.options)
+            converted = convert_pair(pair, job.options)
+            return converted if pair == job.pair else converted._replace(device_sha256="")
         except TraceError as error:
             path = error.path if isinstance(error, UnreadableTrace) else None
             if path is None or str(path) in original:

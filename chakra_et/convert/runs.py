@@ -237,9 +237,9 @@ def _summary(result: SetResult, run: RunOptions) -> dict[str, Any]:
         "device_traces": {
             str(rank): {
                 "path": os.path.relpath(str(result.traces.pairs[rank].device), str(result.traces.folder)),
-                "sha256": files.sha256(result.traces.pairs[rank].device),
+                "sha256": good.device_sha256 or files.sha256(result.traces.pairs[rank].device),
             }
-            for rank in sorted(result.good)
+            for rank, good in sorted(result.good.items())
         },
         "ranks": {
             str(rank): {"error": short([str(r)])[0]}

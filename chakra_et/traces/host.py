@@ -181,12 +181,13 @@ class _Columns(Taker):
         """Split the attributes of the nodes into columns; returns the indices of their operator schemas."""
         columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(nodes) for name in NUMERIC}
         columns["op_schema"] = [""] * len(nodes)
+        column_of = columns.get
         for at, attrs in enumerate(each("attrs", nodes)):
             for attr in attrs or ():
-                name = attr.name
-                if name in columns:
-                    columns[name][at] = attr.value
-                elif not attr.value or name in UNUSED:
+                column = column_of(attr.name)
+                if column is not None:
+                    column[at] = attr.value
+                elif not attr.value or (name := attr.name) in UNUSED:
                     pass
                 elif COMMUNICATION.fullmatch(name):
                     self.communication.setdefault(self.rows + at, {})[name] = attr.value
