@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.cost_accuracy import Options, drawn, fitted, stranger
+from benchmarks.cost_accuracy import Options
+from benchmarks.cost_fits import drawn, fitted, stranger
 from benchmarks.cost_tables import Table, read_float, read_products
 from benchmarks.smoothing import PRODUCT, smooth
 from chakra_et import cli

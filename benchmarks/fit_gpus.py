@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.cost_accuracy import write_parameters
+from benchmarks.cost_fits import write_parameters
 from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et import cli
 from chakra_et.convert.pair import convert_pair

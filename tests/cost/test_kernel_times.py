@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cost_accuracy
+from benchmarks import cost_fits
 from chakra_et.cost import grids
 from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import by_driver, datasheet, gpu, names
@@ -131,7 +131,7 @@ def test_grids_interpolate_and_fade(tmp_path: Path) -> None:
     grid = grids.Grid(tuple(np.unique(column) for column in points.T), logs.reshape(3, 2, 2))
     assert grid.at(np.array([[2, 100, 100]]))[0] == pytest.approx(np.log(2) / 10)
     assert grid.at(np.array([[16, 128, 2560.0]]))[0] == pytest.approx(logs[-1] / 10)
-    cost_accuracy.save({"A": grid}, tmp_path / "grids.npz")
+    cost_fits.save({"A": grid}, tmp_path / "grids.npz")
     again = grids.load(tmp_path / "grids.npz")["A"]
     assert np.abs(again.logs - grid.logs).max() <= 0.0026
 
