@@ -53,16 +53,17 @@ def operator_work(
     by_position = [tuple(d) if _is_shape(d) else None for d in dims]
     counted = formula(by_position, [_scalar(value) for value in arguments]) if formula else None
     each = tensors[0][1]
+    if counted is None and formula in SELECTIONS:
+        return None
     if counted is None:
-        largest = max(math.prod(shape) for shape, _ in (*tensors, *outputs))
-        operations, made = largest, largest
+        operations = made = max(math.prod(shape) for shape, _ in (*tensors, *outputs))
     else:
         operations, made = counted
         operations = round(operations * _seen(name, by_position, arguments, causal))
     read = sum(math.prod(shape) * size for shape, size in tensors)
-    if formula in SELECTIONS and counted is not None:
-        read = made * each
     written = sum(math.prod(shape) * size for shape, size in outputs) or made * each
+    if formula in SELECTIONS:
+        read = written = made * each
     bound = (1 << 62) - 1
     return min(operations, bound), min(read + written, bound)
 
@@ -202,10 +203,17 @@ def _index_select(shapes: list[Shape | None], values: list[Any]) -> Counted:
     return made, made
 
 
-def _gather(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    """(table, dimension, index): one element for each of the index."""
-    index = _at(shapes, 2)
-    return None if index is None else (math.prod(index), math.prod(index))
+def _elements(shapes: list[Shape | None], values: list[Any], places: tuple[int, ...]) -> Counted:
+    """As many as the tensors at these places have; None for a single one, which may stand for many."""
+    made = sum(math.prod(_at(shapes, place) or ()) for place in places)
+    return (made, made) if made > len(places) else None
+
+
+_by_index, _by_source, _into_cache = (
+    functools.partial(_elements, places=places) for places in ((2,), (3,), (0, 1))
+)
+"""(table, dimension, index, ...), of index_put (table, indices, values); (table, dimension, index, source);
+(keys, values, cache of keys, cache of values, index), as vLLM and SGLang have it."""
 
 
 FORMULAS: tuple[tuple[str, Rule], ...] = (
@@ -217,12 +225,14 @@ FORMULAS: tuple[tuple[str, Rule], ...] = (
     (r"(cudnn|miopen|mkldnn)_convolution(_relu|_add_relu)?", _library_convolution),
     (r"embedding", _embedding),
     (r"index_select", _index_select),
-    (r"gather", _gather),
+    (r"gather|scatter(_add|_reduce)?|_?index_put(_impl)?", _by_index),
+    (r"index_(copy|add)", _by_source),
+    (r"(store|(reshape|concat)_and)_cache\w*", _into_cache),
     (r"_(scaled_dot_product|flash|efficient|cudnn)_?\w*att(ention|n)\w*backward", _attention_backward),
     (r"_?(scaled_dot_product|flash|efficient|cudnn)_?\w*att(ention|n)\w*", _attention),
 )
-SELECTIONS = (_embedding, _index_select, _gather)
-"""What they read is as large as what they make."""
+SELECTIONS = (_embedding, _index_select, _by_index, _by_source, _into_cache)
+"""They read and write a part of a table, as large as their formula says."""
 WITH_VALUES = (
     _index_select, _convolution, _library_convolution, _convolution_backward, _attention,
     _attention_backward,

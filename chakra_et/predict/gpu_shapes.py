@@ -17,12 +17,11 @@ from typing import Any
 import msgspec
 
 from chakra_et.cost.operator_times import OperatorCall, item_bytes
-from chakra_et.cost.operator_work import CAUSAL, WITH_VALUES, operator_work, rule_of
+from chakra_et.cost.operator_work import CAUSAL, SELECTIONS, WITH_VALUES, operator_work, rule_of
 from chakra_et.et.node_attributes import texts
 from chakra_et.simulate.run import Run
 from chakra_et.traces.fields import STRIDES, is_shape
 
-_SELECTS = ("aten::index_select", "aten::embedding", "aten::gather")
 _WRITES_FIRST = re.compile(r"aten::\w*(?<!_)_$|aten::copy_$")
 _ONLY_WRITES_FIRST = re.compile(r"aten::(copy|fill|zero|normal|uniform|random)_$")
 _COMPARES = re.compile(r"aten::(eq|ne|lt|gt|le|ge|logical_\w+|isnan|isinf|isin)$")
@@ -97,8 +96,8 @@ def described(
         return replace(work, row=tensors[0][-1])
     if kind == "convolution":
         return _convolution(work, tensors, backward)
-    if kind == "gather":
-        return _gathered(work, name, tensors)
+    if kind == "gather" and rule_of(name) not in SELECTIONS:  # how much of a table it takes isn't known
+        return OperatorCall(kind, type=work.type)
     return work
 
 
@@ -168,15 +167,6 @@ def _convolution(work: OperatorCall, tensors: Sequence[list[int]], backward: boo
     passes = 1 + (backward and work.operations > 3.0 * math.prod(tensors[0]) * depth)  # one for each gradient
     product = (passes, round(rows / passes), columns, depth)
     return replace(work, channels=x[1], product=product, alone=weight[1] == 1)
-
-
-def _gathered(work: OperatorCall, name: str, tensors: Sequence[list[int]]) -> OperatorCall:
-    """The selected rows or elements, not the whole table; unknown where the index isn't a tensor argument."""
-    if len(tensors) < 2 or not tensors[0] or name not in _SELECTS:
-        return OperatorCall(work.kind, type=work.type)
-    each = 1 if name.endswith("gather") else tensors[0][-1]
-    made = float(math.prod(tensors[1]) * each)
-    return replace(work, operations=made, moved=2 * made * item_bytes(work.type))
 
 
 def _attention(work: OperatorCall, tensors: Sequence[list[int]], heads_first: bool) -> OperatorCall:

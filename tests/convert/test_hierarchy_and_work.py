@@ -169,6 +169,22 @@ def test_selections_count_what_they_take_not_the_table() -> None:
     assert counted("aten::gather", [table, [], [10, 3], []], ["", "0", "", "False"]) == (30, 2 * 30 * 4)
 
 
+def test_what_stores_into_a_table_counts_what_it_stores() -> None:
+    table, rows = [50_000, 64], [10, 64]
+    stored = (640, 2 * 640 * 4)
+    assert counted("aten::index_copy_", [table, [], [10], rows], ["", "0", "", ""]) == stored
+    assert counted("aten::index_add_", [table, [], [10], rows, []], ["", "0", "", "", "1"]) == stored
+    assert counted("aten::_index_put_impl_", [table, [], rows, [], []]) == stored
+    assert counted("aten::scatter_add_", [table, [], [10, 3], rows]) == (30, 2 * 30 * 4)
+    assert counted("aten::index_put_", [table, [], [1], []]) is None  # one value for any number of places
+    cache = [1000, 16, 8, 128]
+    both = 2 * 7 * 8 * 128
+    shapes = [[7, 8, 128], [7, 8, 128], cache, cache, [7]]
+    assert counted("_C_cache_ops::reshape_and_cache_flash", shapes) == (both, 2 * both * 4)
+    flat = [[7, 1024], [7, 1024], [16_000, 1024], [16_000, 1024], [7]]
+    assert counted("sglang::store_cache", flat) == (both, 2 * both * 4)
+
+
 def test_the_dimension_of_a_selection_is_in_its_values(tmp_path: Path) -> None:
     events = []
     for at, dimension in enumerate((0, 1)):
