@@ -8,20 +8,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chakra_et.convert.emit import strings
 from chakra_et.convert.graph.communication import BY_STREAM, Group, group_number
 from chakra_et.convert.pair import add_report
 from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import texts, with_metadata, with_texts
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.timing import align, waits
@@ -218,25 +218,17 @@ def match_groups(result: SetResult, world: int) -> dict[int, dict[str, Group]]:
 
 def with_groups(trace: ExecutionTrace, changes: Mapping[str, Group]) -> ExecutionTrace:
     """``trace`` with other groups in its attributes and metadata. ``changes``: id → the new group."""
-    attributes, metadata = dict(trace.attributes), dict(trace.metadata)
-    ids = attributes["pg_name"].values
-    groups = [changes.get(ids[at]) for at in range(len(attributes["pg_name"].rows))]
-    text: dict[str, Callable[[Group], str]] = {
-        "pg_name": lambda group: str(group_number(group)),
-        "pg_original_name": lambda group: group.name,
-        "pg_description": lambda group: group.description,
-    }
-    for name, of in text.items():
-        old = attributes[name].values
-        values = [str(old[at]) if group is None else of(group) for at, group in enumerate(groups)]
-        attributes[name] = dataclasses.replace(attributes[name], values=strings(values))
-    if "process_groups" in metadata:
-        known = json.loads(str(metadata["process_groups"]))
+    ids, index = texts(trace, "pg_name")
+    new = {row: changes[ids[at]] for row, at in enumerate(index.tolist()) if at >= 0 and ids[at] in changes}
+    trace = with_texts(trace, "pg_name", {row: str(group_number(group)) for row, group in new.items()})
+    trace = with_texts(trace, "pg_original_name", {row: group.name for row, group in new.items()})
+    trace = with_texts(trace, "pg_description", {row: group.description for row, group in new.items()})
+    if known := json.loads(trace.metadata_str("process_groups") or "{}"):
         for number, group in changes.items():
             known.pop(number, None)
             known[str(group_number(group))] = (group.name, group.description, group.ranks)
-        metadata["process_groups"] = json.dumps(known, separators=(",", ":"))
-    return dataclasses.replace(trace, attributes=attributes, metadata=metadata)
+        trace = with_metadata(trace, process_groups=json.dumps(known, separators=(",", ":")))
+    return trace
 
 
 def _communicators(result: SetResult, rank: int) -> list[_Communicator]:
@@ -249,7 +241,8 @@ def _communicators(result: SetResult, rank: int) -> list[_Communicator]:
     kinds = trace.column("comm_type", -1) * (1 << 51) + trace.column("comm_size", 0)
     start = trace.start_micros.astype(np.int64) + (trace.metadata_int("trace_start_ns") or 0) // 1000
     end = start + trace.duration_micros.astype(np.int64)
-    of_row = np.array([int(trace.attributes["pg_name"].values[row]) for row in range(len(trace))])
+    ids, index = texts(trace, "pg_name")
+    of_row = np.array([int(text) for text in ids])[index]
     found = []
     for number in dict.fromkeys(of_row.tolist()):
         if number in guessed:

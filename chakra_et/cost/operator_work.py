@@ -45,10 +45,10 @@ def operator_work(
         return None
     if not all(isinstance(part, list) for part in (arguments, dims, kinds, out_dims, out_kinds)):
         return None
-    tensors = _tensors(dims, kinds)
+    tensors = shaped_tensors(dims, kinds)
     if not tensors:
         return None
-    outputs = _tensors(out_dims, out_kinds)
+    outputs = shaped_tensors(out_dims, out_kinds)
     formula = rule_of(name)
     by_position = [tuple(d) if _is_shape(d) else None for d in dims]
     counted = formula(by_position, [_scalar(value) for value in arguments]) if formula else None
@@ -79,7 +79,8 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in value)
 
 
-def _tensors(dims: Any, kinds: Any) -> list[tuple[Shape, int]]:
+def shaped_tensors(dims: list[Any], kinds: list[Any]) -> list[tuple[Shape, int]]:
+    """Shape and bytes per element of each tensor among an operator's arguments, by their shapes and types."""
     found = []
     for shape, kind in zip(dims, kinds, strict=False):
         match = re.fullmatch(r"Tensor\((.*)\)", str(kind))

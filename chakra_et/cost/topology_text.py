@@ -20,7 +20,7 @@ from chakra_et.cost import nccl, networks
 from chakra_et.cost.network_fit import MODEL_FORMAT, read_model
 from chakra_et.cost.topology import HOP_NS, INTER_LOSS, Dimension, Kind, Topology
 from chakra_et.cost.units import parse_bandwidth, parse_latency
-from chakra_et.errors import TraceError
+from chakra_et.errors import TraceError, reason
 from chakra_et.files import read_json
 
 _KINDS = {"switch": "Switch", "ring": "Ring", "fullyconnected": "FullyConnected"}
@@ -200,10 +200,8 @@ def _flat(read: _Read, text: str, ranks: int | None) -> Topology:
 def _from_file(path: str, ranks: int | None) -> Topology:
     try:
         entry = read_json(path)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise TraceError(f"{path}: is not JSON ({error})") from None
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: {reason(error)}") from None
     plans = entry.get("plans") if isinstance(entry, dict) else None
     if ranks is not None and isinstance(plans, list):
         if not plans:

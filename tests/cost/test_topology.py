@@ -133,7 +133,7 @@ def test_any_number_of_dimensions() -> None:
         ("8xH100, 0 nodes, 400 Gbit/s", "must be at least 1"),
         ("4 nodes", "has neither a GPU nor a bandwidth"),
         ("8xH100, 4 nodes, 400 Gbit/s, 8 us us", "latency '8 us us' is not valid"),
-        ("nothing.json", "nothing.json: cannot be read: No such file"),
+        ("nothing.json", "nothing.json: can't be read: no such file"),
         ("4 ranks, 1 GB/s; 10 Gbit/s", "has no number of ranks"),
         ("4 ranks, 1 GB/s; 8 ranks", "has neither a GPU nor a bandwidth"),
     ],

@@ -16,6 +16,7 @@ import numpy as np
 from chakra_et.convert.graph.communication import Operation, operation_named
 from chakra_et.convert.graph.link import Link
 from chakra_et.convert.graph.timeline import named
+from chakra_et.cost.operator_work import shaped_tensors
 from chakra_et.et.columns import item_bytes
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL
@@ -207,13 +208,7 @@ def shape_bytes(shapes: bytes, types: bytes) -> tuple[int, ...]:
         dims, kinds = (msgspec.json.decode(text, type=list[Any]) for text in (shapes, types))
     except (msgspec.DecodeError, RecursionError):
         return ()
-    found = []
-    for shape, kind in zip(dims, kinds, strict=False):
-        match = re.fullmatch(r"Tensor\((.*)\)", str(kind))
-        each = item_bytes(match[1]) if match else 0
-        if each and isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
-            found.append(math.prod(shape) * each)
-    return tuple(found)
+    return tuple(math.prod(shape) * each for shape, each in shaped_tensors(dims, kinds))
 
 
 def message_ends(values: list[Any]) -> tuple[int, int]:

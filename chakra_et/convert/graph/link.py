@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chakra_et.arrays import rows_by_value
 from chakra_et.convert.graph.timeline import STEP, steps
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
@@ -52,22 +53,19 @@ def link(host: HostTrace, device: DeviceTrace) -> Link:
     host_row = np.full(len(device), -1, dtype=np.int64)
     rows = np.flatnonzero(on_cpu & (device.rf_id > 0))
     by_id = len(rows) > 0
+    host_rows = np.flatnonzero(expected)
+    order = host_rows[np.argsort(host.rf_id[host_rows], kind="stable")]
     if by_id:
-        host_rows = np.flatnonzero(expected)
-        order = host_rows[np.argsort(host.rf_id[host_rows], kind="stable")]
         found, at = places_of(device.rf_id[rows], host.rf_id[order])
         host_row[rows[found]] = order[at]
     else:
         # Pair each host thread with the device thread that has most names in common, then align in order.
-        rows = np.flatnonzero(on_cpu)
-        sides: list[list[tuple[np.ndarray, list[str]]]] = [[], []]
-        for tid in np.unique(host.tid[expected]).tolist():
-            own = np.flatnonzero(expected & (host.tid == tid))
-            own = own[np.argsort(host.rf_id[own], kind="stable")]
-            sides[0].append((own, [host.names[code] for code in host.name[own]]))
-        for thread in np.unique(device.thread[rows]):
-            own = rows[device.thread[rows] == thread]
-            sides[1].append((own, [device.names[code] for code in device.name[own]]))
+        of_host = rows_by_value(host.tid, order).values()
+        of_device = rows_by_value(device.thread, np.flatnonzero(on_cpu)).values()
+        sides = [
+            [(own, [host.names[code] for code in host.name[own]]) for own in of_host],
+            [(own, [device.names[code] for code in device.name[own]]) for own in of_device],
+        ]
         counts = [[Counter(names) for _, names in side] for side in sides]
         likeness = [
             (-sum((mine & theirs).values()), h, d)

@@ -177,12 +177,9 @@ def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], fou
                 source = _first_before(rank, not_waited, target)
             elif source < 0 and not len(records):
                 # The work on another stream that ended last.
-                other_stream = (device.stream[gpu] != device.stream[target]) | (
-                    device.device[gpu] != device.device[target]
-                )
-                ended = time.end[gpu] <= time.start[target]
-                known = gpu[other_stream & ended & (launch_time[gpu] <= moment)]
-                source = int(known[np.argmax(time.end[known])]) if len(known) else -1
+                ended = launches.by_end[: np.searchsorted(launches.ends, time.start[target], side="right")]
+                known = ended[launch_time[ended] <= moment][::-1]
+                source = _first_before(rank, known.tolist(), target)
         if source >= 0:
             stream = _stream(device, source)
             waited[stream] = max(waited.get(stream, BEFORE_RECORDING), int(launch_time[source]))
