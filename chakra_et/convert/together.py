@@ -316,13 +316,13 @@ def finish_rank(job: tuple[Path, RankReport, JointTimes | None, dict[str, Group]
     A file that already has these times is not written again.
     """
     path, report, times, groups = job
-    before = et_file.read(path)
-    trace = with_groups(before, groups) if groups else before
-    metadata = dict(before.metadata)
-    changed = times is not None and add_times(trace, times)
+    trace = et_file.read(path)
+    metadata, changed = dict(trace.metadata), bool(groups)
+    trace = with_groups(trace, groups) if groups else trace
     if times is not None:
+        changed |= add_times(trace, times)
         add_report(trace, report)
-    if groups or changed or trace.metadata != metadata:
+    if changed or trace.metadata != metadata:
         et_file.write(path, trace)
     return report
 

@@ -22,9 +22,9 @@ CHUNK = 8192
 # Protobuf libraries read no longer message.
 LARGEST_MESSAGE = (1 << 31) - 1
 
-# Numbers within such a range have few values; fields with few values beside each other become one field.
-FEW = 256
-MOST_VALUES = 8192
+# Integers in such a range have few values. Neighbouring fields with few values are written as one field, if
+# at most so many pairs of values occur, of so many possible ones.
+FEW, MOST_VALUES, MOST_POSSIBLE = 256, 8192, 1 << 22
 
 Column = Callable[[int, int], list[Part]]
 """One or more fields of the nodes in a range of rows."""
@@ -42,38 +42,40 @@ class _Coded:
 
     def followed_by(self, other: _Coded) -> _Coded | None:
         """The fields of both, None if they have too many values together."""
-        width, most = len(other.cells), min(MOST_VALUES, len(self.index))
-        if (size := len(self.cells) * width) > 1 << 22:
+        width = len(other.cells)
+        if (possible := len(self.cells) * width) > MOST_POSSIBLE:
             return None
         index = self.index * np.int32(width) + other.index if width > 1 else self.index
-        known = np.arange(size)
-        if size > most:  # leave out those that don't occur
-            place = np.zeros(size, np.int32)
+        known = np.arange(possible)
+        if possible > min(MOST_VALUES, len(index)):  # leave out those that don't occur
+            place = np.zeros(possible, np.int32)
             place[index] = 1
             known = np.flatnonzero(place)
             place[known] = np.arange(len(known))
             index = place[index]
+        if len(known) > MOST_VALUES:
+            return None
         pairs: list[Part] = [(None, self.cells.take(known // width)), (None, other.cells.take(known % width))]
-        return _Coded(wire.assemble(len(known), pairs), index) if len(known) <= most else None
+        return _Coded(wire.assemble(len(known), pairs), index)
 
 
 def encode(trace: ExecutionTrace, part: int = 0, parts: int = 1) -> Iterator[memoryview]:
-    """The bytes of the file, in blocks; with several ``parts``, those of which this one is the turn."""
-    if trace.has_metadata and not part:
-        yield _messages(1, _metadata_parts(trace.metadata))
+    """The bytes of the file, in blocks: the metadata (no bytes if it has none), then the nodes. Of several
+    ``parts``, this one has every ``parts``-th block, from block ``part`` on."""
+    if not part:
+        yield _messages(1, _metadata_parts(trace.metadata)) if trace.has_metadata else memoryview(b"")
     columns = list(_joined(_columns(trace)))
     for first in range((part - 1) % parts * CHUNK, len(trace), parts * CHUNK):
         last = min(first + CHUNK, len(trace))
-        yield _messages(last - first, [part for column in columns for part in column(first, last)])
+        yield _messages(last - first, [field for column in columns for field in column(first, last)])
 
 
 def _columns(trace: ExecutionTrace) -> Iterator[Column]:
     """The fields of the nodes, in the order in which they are written."""
-    rows = np.arange(len(trace))
     types = np.arange(int(trace.types.max(initial=0)) + 1)
     yield partial(_number_parts, schema.ID, trace.ids)
-    yield _coded(_string_fields(schema.NAME, trace.names.table), rows, trace.names.index, len(rows))
-    yield _coded(wire.assemble(len(types), _number_parts(schema.TYPE, types)), rows, trace.types, len(rows))
+    yield _Coded(_string_fields(schema.NAME, trace.names.table), trace.names.index)
+    yield _Coded(wire.assemble(len(types), _number_parts(schema.TYPE, types)), trace.types)
     yield partial(_list_parts, schema.CTRL_DEPS, trace.ctrl_deps)
     yield partial(_list_parts, schema.DATA_DEPS, trace.data_deps)
     yield partial(_number_parts, schema.START, trace.start_micros)
@@ -93,19 +95,20 @@ def _columns(trace: ExecutionTrace) -> Iterator[Column]:
         else:
             yield partial(_attribute_parts, name, attribute.rows, kind, values)
             continue
-        yield _coded(_attribute_fields(schema.ATTR, name, kind, table), attribute.rows, index, len(rows))
+        yield _of_rows(_attribute_fields(schema.ATTR, name, kind, table), attribute.rows, index, len(trace))
 
 
 def _texts(tensors: TensorInfo) -> Iterator[Column]:
     """The fields of the tensors, one row per node that has some."""
     columns = (tensors.values, tensors.shapes, tensors.types)
     for number, texts in zip(schema.IO_FIELDS, columns, strict=True):
-        texts = _utf8_strings(texts) if isinstance(texts, Cells) else texts
-        if isinstance(texts, Cells) and len(texts.buffer) < 2 * len(texts):  # rows share their bytes
-            starts, first, index = np.unique(texts.starts, return_index=True, return_inverse=True)
-            yield _coded(_string_fields(number, texts.take(first)), tensors.rows, index, len(index))
+        cells = _utf8_strings(texts)
+        if len(cells.buffer) < 2 * len(cells):  # rows share their bytes
+            places = cells.starts << 32 | cells.lengths
+            _, first, index = np.unique(places, return_index=True, return_inverse=True)
+            yield _Coded(_string_fields(number, cells.take(first)), index)
         else:
-            yield partial(_text_parts, number, texts)
+            yield partial(_text_parts, number, cells)
 
 
 def _joined(columns: Iterator[Column]) -> Iterator[Column]:
@@ -120,15 +123,13 @@ def _joined(columns: Iterator[Column]) -> Iterator[Column]:
     yield before
 
 
-def _coded(table: Cells, rows: np.ndarray, index: np.ndarray, count: int) -> _Coded:
+def _of_rows(table: Cells, rows: np.ndarray, index: np.ndarray, count: int) -> _Coded:
     """The column in which ``rows`` of ``count`` rows have field ``index`` of the table, and others none."""
     if len(rows) == count:
         return _Coded(table, index.astype(np.int32, copy=False))
     places = np.full(count, len(table), np.int32)
     places[rows] = index
-    nothing = np.zeros(1, np.int64)
-    starts, lengths = np.append(table.starts, nothing), np.append(table.lengths, nothing)
-    return _Coded(Cells(table.buffer, starts, lengths), places)
+    return _Coded(Cells(table.buffer, np.append(table.starts, 0), np.append(table.lengths, 0)), places)
 
 
 def _messages(rows: int, parts: list[Part]) -> memoryview:
@@ -146,12 +147,13 @@ def _metadata_parts(metadata: dict[str, int | str | bool | float]) -> list[Part]
         version = _text(schema.DEFAULT_VERSION)  # some readers stop at an empty first message
     parts: list[Part] = [(None, _string_fields(schema.VERSION, [version]))]
     for name, value in values.items():
-        unsigned = type(value) is int and value >= 0 and (name in schema.UNSIGNED_METADATA or value >> 63)
-        kinds = {bool: "bool", int: "uint64" if unsigned else "int64", float: "double"}
-        kind = kinds.get(type(value), "string")
-        column: Cells | np.ndarray = wire.byte_strings([_text(str(value))])
-        if kind != "string":
+        column: Cells | np.ndarray
+        if isinstance(value, str):
+            kind, column = "string", wire.byte_strings([_text(value)])
+        else:
+            unsigned = type(value) is int and value >= 0 and name in schema.UNSIGNED_METADATA
             column = np.array([value], np.uint64 if unsigned else None)
+            kind = {"b": "bool", "i": "int64", "u": "uint64", "f": "double"}[column.dtype.kind]
         parts.append((None, _attribute_fields(schema.METADATA_ATTR, name, kind, column)))
     return parts
 
@@ -193,10 +195,8 @@ def _tensor_parts(number: int, rows: np.ndarray, columns: list[Column], first: i
     return [(rows, head), *((rows if which is None else rows[which], part) for which, part in fields)]
 
 
-def _text_parts(number: int, texts: Sequence[bytes], first: int, last: int) -> list[Part]:
-    part = slice(first, last)
-    cells = texts.take(part) if isinstance(texts, Cells) else _utf8_strings(texts[part])
-    return _filled_strings(number, cells)
+def _text_parts(number: int, texts: Cells, first: int, last: int) -> list[Part]:
+    return _filled_strings(number, texts.take(slice(first, last)))
 
 
 def _string_fields(number: int, strings: Sequence[bytes]) -> Cells:

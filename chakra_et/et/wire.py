@@ -7,7 +7,6 @@ Source of the format: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,9 +112,10 @@ def tag(number: int, wire: int) -> bytes:
     return bytes_of_varint(number << 3 | wire)
 
 
-@functools.lru_cache(4096)
 def bytes_of_varint(value: int) -> bytes:
-    return varints(np.array([value], np.uint64)).buffer.tobytes()
+    if value < 0x80:
+        return bytes((value,))
+    return bytes((value & 0x7F | 0x80,)) + bytes_of_varint(value >> 7)
 
 
 def message(*fields: tuple[int, int | str | bytes]) -> bytes:

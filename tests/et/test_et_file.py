@@ -6,6 +6,8 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +16,10 @@ import pytest
 from hypothesis import given, settings
 
 from chakra_et.et import file as et_file
+from chakra_et.et import wire
 from chakra_et.et.columns import Attribute, ExecutionTrace, Strings, TensorInfo
 from chakra_et.et.decode import decode
+from chakra_et.et.encode import encode
 from chakra_et.et.schema import MEMBERS
 from tests.convert.et_traces import (
     METADATA,
@@ -270,3 +274,23 @@ def test_empty_metadata_is_never_an_empty_message() -> None:
     trace = big_trace(1)
     trace.metadata = {"version": ""}
     assert file_bytes(trace).startswith(framed(b"\x0a\x051.0.0"))
+
+
+@pytest.mark.parametrize("has_metadata", [True, False])
+def test_blocks_in_turns_are_the_file(has_metadata: bool) -> None:
+    trace = replace(big_trace(20_000), has_metadata=has_metadata)
+    turns = zip_longest(encode(trace, 0, 2), encode(trace, 1, 2), fillvalue=b"")
+    assert b"".join(block for blocks in turns for block in blocks) == file_bytes(trace)
+
+
+def test_numpy_numbers_in_the_metadata_are_numbers() -> None:
+    given = {"cost": np.float64(1.5), "count": np.int64(-3), "pid": 7, "most": 2**63, "whole": True}
+    metadata = decode(file_bytes(replace(big_trace(1), metadata=given))).metadata
+    assert metadata == {**given, "version": "1.0.0"} and metadata["whole"] is True
+
+
+def test_numbers_alone_are_written_as_in_columns() -> None:
+    values = [0, 1, 127, 128, 300, 2**32, 2**63, 2**64 - 1]
+    assert [wire.bytes_of_varint(value) for value in values] == list(
+        wire.varints(np.array(values, np.uint64))
+    )

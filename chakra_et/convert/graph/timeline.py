@@ -22,8 +22,8 @@ from chakra_et.traces.device_format import KERNEL, SYNC
 
 STEP = "ProfilerStep#"
 LAST = 1 << 63
-MOST_NESTED = 1000  # events that are compared together; beyond that depth, it takes less time one by one
 """ns: after all events."""
+MOST_ROUNDS = 1000  # of comparing all events at once; deeper nesting takes less time event by event
 POLLING = re.compile(
     r"(cuda|hip|cu)(Event(Query|Destroy\w*|ElapsedTime)|Stream(Query|IsCapturing|GetCaptureInfo\w*)|"
     r"ThreadExchangeStreamCaptureMode|(Get|Set)Device|GetLastError|PeekAtLastError|CtxGetCurrent)"
@@ -184,7 +184,7 @@ def _enclosing(since: np.ndarray, until: np.ndarray) -> tuple[np.ndarray, np.nda
     """For each event, by start: the last before it that hasn't ended when it starts, -1 for none; and the end
     of each, at most that of the one around it."""
     outer, left = np.arange(-1, len(since) - 1), np.arange(len(since))
-    for _ in range(MOST_NESTED):
+    for _ in range(MOST_ROUNDS):
         left = left[outer[left] >= 0]
         left = left[until[outer[left]] <= since[left]]
         if not len(left):
