@@ -12,7 +12,7 @@ import numpy as np
 from chakra_et.arrays import lane_order, narrowed
 from chakra_et.convert.graph.communication import Communication
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, Edges, Graph, NodeKind, Rows, distinct
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, Edges, Graph, NodeKind, Rows
 from chakra_et.convert.graph.timeline import Lane, Timeline, named, on_device
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
@@ -162,8 +162,8 @@ def _connect(rows: Rows, edges: np.ndarray, lanes: int) -> Edges:
 def _all_edges(
     rows: Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, lanes: list[Lane], found: Findings
 ) -> Edges:
-    """The edges between numbered rows and those of the order on each lane, by their targets; without edges
-    that do not point forward, which only the rounding of times causes."""
+    """The edges between numbered rows and those of the order on each lane, by their targets, without
+    duplicates and those that do not point forward, which only the rounding of times causes."""
     before = np.full(len(rows.lane), -1, dtype=np.int32)  # the previous row of the same lane
     by_lane = lane_order(rows.lane).astype(np.int32)
     same = rows.lane[by_lane[1:]] == rows.lane[by_lane[:-1]]
@@ -185,7 +185,11 @@ def _all_edges(
     if not forward.all():
         found.add("backward-edge", int((~forward).sum()))
         source, target, kind = source[forward], target[forward], kind[forward]
-    return distinct(source, target, kind)
+    order = np.lexsort((kind, source, target))
+    source, target, kind = source[order], target[order], kind[order]
+    new = np.ones(len(source), dtype=bool)
+    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+    return source[new], target[new], kind[new]
 
 
 # ---- overhead: time between a node and its dependencies that nothing in the trace accounts for ----

@@ -41,7 +41,7 @@ class Facts:
     dtype: str = ""
     in_elements: int | None = None
     out_elements: int | None = None
-    group: str | None = None
+    group: str = ""
     in_split: str = ""
     out_split: str = ""
     source: int | None = None
@@ -83,15 +83,17 @@ def _whole(value: Any) -> int | None:
     return int(number) if number >= 0 else None
 
 
-def _facts(
-    collective: Any, dtype: Any, sent: Any, received: Any, group: Any, in_split: Any, out_split: Any,
-    source: Any = None, target: Any = None,
-) -> Facts:  # fmt: skip
-    return Facts(
-        str(collective or ""), str(dtype or ""), _whole(sent), _whole(received),
-        None if group in (None, "") else str(group), split_text(in_split), split_text(out_split),
-        _whole(source), _whole(target),
-    )  # fmt: skip
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+_AS_FACTS = (_text, _text, _whole, _whole, _text, split_text, split_text, _whole, _whole)
+"""What makes a recorded value a fact, in the order of ``Facts``."""
+
+
+def _facts(values: Iterable[Any]) -> Facts:
+    facts: Iterable[Any] = (of(value) for of, value in zip(_AS_FACTS, values, strict=False))
+    return Facts(*facts)
 
 
 class Around:
@@ -132,9 +134,9 @@ class Around:
         for row in rows:
             args, host_row = self.device.communication.get(row), self._host_row(row)
             if args is not None:
-                found = found.over(_facts(*(getattr(args, name) for name in _IN_DEVICE)))
+                found = found.over(_facts(getattr(args, name) for name in _IN_DEVICE))
             if attributes := self.host.communication.get(host_row) if host_row >= 0 else None:
-                found = found.over(_facts(*map(attributes.get, _IN_HOST)))
+                found = found.over(_facts(map(attributes.get, _IN_HOST)))
         return found
 
     def _host_row(self, row: int) -> int:

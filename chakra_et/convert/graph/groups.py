@@ -93,11 +93,10 @@ class Groups:
 
     def of_kernel(self, row: int, facts: Facts, chain: list[int], findings: Findings) -> Group:
         """The group of a device kernel."""
-        if facts.group is not None and facts.group in self.by_name:
-            return self.by_name[facts.group]
-        for at in chain:
-            if at in self.of_launcher:
-                return self.of_launcher[at]
+        named = self.by_name.get(facts.group) if facts.group else None
+        known = named or next((self.of_launcher[at] for at in chain if at in self.of_launcher), None)
+        if known is not None:
+            return known
         shared = [group for group in self.declared.values() if len(group.ranks) != 1]
         if self.are_listed and len(shared) == 1:
             return shared[0]

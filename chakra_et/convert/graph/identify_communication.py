@@ -217,7 +217,7 @@ def _message(
     is_send = around.name(launch) in SENDS
     facts, tensors = pending.facts(launch), around.tensors(launch)
     peer, tag = message_ends(around.values(launch))
-    group = groups.by_name.get(facts.group or "") or groups.of_launcher.get(launch) or groups.default
+    group = groups.by_name.get(facts.group) or groups.of_launcher.get(launch) or groups.default
     return Communication(
         event=event,
         launch=launch,

@@ -107,15 +107,6 @@ class Graph(Rows):
         return node_of
 
 
-def distinct(source: np.ndarray, target: np.ndarray, kind: np.ndarray) -> Edges:
-    """The edges by their targets, without duplicates."""
-    order = np.lexsort((kind, source, target))
-    source, target, kind = source[order], target[order], kind[order]
-    new = np.ones(len(source), dtype=bool)
-    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
-    return source[new], target[new], kind[new]
-
-
 class Dependencies:
     """The dependencies of one rank, as they are found; times in ns.
 
