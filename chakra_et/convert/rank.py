@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +69,8 @@ class RankResult:
     ``communication``: the communication nodes, for the checks across ranks. ``process``: host, process id and
     start of the trace, which differ between ranks. ``window``: start and end of the recording by the clock of
     its host, ns. ``problems``: errors of the validator, one sentence each.
-    ``kept``: the file is from an earlier run. ``device_sha256``: of the device trace, where it was read.
+    ``kept``: the file is from an earlier run. ``sha256``: of the file, and ``device_sha256``: of the device
+    trace, each where it was taken beside other work.
     """
 
     report: RankReport
@@ -74,6 +80,7 @@ class RankResult:
     process: tuple[str, int, int] = ("", 0, 0)
     window: tuple[int, int] = (0, 0)
     bytes: int = 0
+    sha256: str = ""
     device_sha256: str = ""
     problems: list[str] = field(default_factory=list)
     kept: bool = False
@@ -89,7 +96,7 @@ def convert_rank(job: RankJob) -> RankResult:
         return kept
     if job.engine == "mlcommons":
         convert_by_mlcommons(job.pair, job.written)
-        problems = _errors(et_file.read(job.written), None, job)
+        problems = _errors(et_file.read(job.written), {}, job)
         size = job.written.stat().st_size
         return RankResult(RankReport(max(job.pair.rank, 0)), bytes=size, problems=problems)
     with contextlib.ExitStack() as stack:
@@ -100,18 +107,27 @@ def convert_rank(job: RankJob) -> RankResult:
             "trace_bytes": _trace_bytes(job.pair),
         }
         result = _result(job, trace, report, groups)
-        large = job.options.two_processes and len(trace) > jobs.LARGE >> 8  # of some 256 bytes each
-        (_write_in_two if large else et_file.write)(job.written, trace)
+        if job.options.two_processes and len(trace) > jobs.LARGE >> 8:  # of some 256 bytes each
+            check = functools.partial(_errors, trace, groups, job)
+            result.sha256, problems = _write_in_two(job.written, trace, check)
+        else:
+            et_file.write(job.written, trace)
+            problems = _errors(trace, groups, job)
+    result.problems[:0] = problems
     result.bytes = job.written.stat().st_size
     result.device_sha256 = digest or files.sha256(job.pair.device)
     return result
 
 
-def _write_in_two(path: Path, trace: ExecutionTrace) -> None:
-    """``et.file.write`` by two processes in turns: each tells the other where its next block goes."""
+def _write_in_two(path: Path, trace: ExecutionTrace, check: Callable[[], list[str]]) -> tuple[str, list[str]]:
+    """``et.file.write`` by two processes in turns: each tells the other where its next block goes.
+
+    Returns the SHA-256 of the file, which a third process takes as blocks are there, and what a fourth finds
+    by ``check``.
+    """
     with files.atomic_file(path) as file, contextlib.ExitStack() as stack:
-        pipes = [os.pipe(), os.pipe()]
-        for end in (*pipes[0], *pipes[1]):
+        pipes = [os.pipe(), os.pipe(), os.pipe()]  # a turn of either process, and the blocks that are there
+        for end in itertools.chain(*pipes):
             stack.callback(os.close, end)
         os.write(pipes[0][1], bytes(8))
 
@@ -122,8 +138,26 @@ def _write_in_two(path: Path, trace: ExecutionTrace) -> None:
                     os.write(pipes[1 - part][1], (at + len(block)).to_bytes(8, "little"))
                     own.seek(at)
                     own.write(block)
+                    own.flush()
+                    os.write(pipes[2][1], struct.pack("qq", at, at + len(block)))
+            os.write(pipes[2][1], struct.pack("qq", -1, part))
 
-        jobs.together(write, [0, 1])
+        def digest() -> str:
+            found, at, ends, parts = hashlib.sha256(), 0, dict[int, int](), {0, 1}
+            with open(file.name, "rb", buffering=0) as source:  # no block before it is there
+                while parts:
+                    start, end = struct.unpack("qq", os.read(pipes[2][0], 16))
+                    if start < 0:
+                        parts.remove(end)
+                    ends[start] = end
+                    while at in ends:
+                        found.update(source.read(ends[at] - at))
+                        at = ends[at]
+            return found.hexdigest()
+
+        work = [functools.partial(write, 0), functools.partial(write, 1), digest, check]
+        *_, sha256, problems = jobs.together(lambda call: call(), work)
+    return sha256, problems
 
 
 def options_text(options: PairOptions) -> str:
@@ -174,14 +208,13 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> Converted:
             pair = dataclasses.replace(pair, **changed)
 
 
-def _errors(trace: ExecutionTrace, groups: dict[str, list[int]] | None, job: RankJob) -> list[str]:
-    found = validate.check(trace, groups, str(job.output))
+def _errors(trace: ExecutionTrace, groups: Groups, job: RankJob) -> list[str]:
+    of_file = {str(number): list(ranks) for number, (_, _, ranks) in groups.items() if ranks}
+    found = validate.check(trace, of_file or None, str(job.output))
     return [str(each).removeprefix("error: ") for each in found if each.severity == "error"]
 
 
 def _result(job: RankJob, trace: ExecutionTrace, report: RankReport, groups: Groups) -> RankResult:
-    of_file = {str(number): list(ranks) for number, (_, _, ranks) in groups.items() if ranks}
-    problems = _errors(trace, of_file or None, job)
     start = trace.metadata_int("trace_start_ns") or 0
     length = (trace.metadata_int("measured_end_micros") or 0) * 1000
     return RankResult(
@@ -191,7 +224,7 @@ def _result(job: RankJob, trace: ExecutionTrace, report: RankReport, groups: Gro
         trace.metadata_int("world_size") or 1,
         (trace.metadata_str("clock_domain"), trace.metadata_int("pid") or 0, start),
         (start, start + length),
-        problems=problems + ([] if job.options.allow_truncated else truncation(job.pair, report)),
+        problems=[] if job.options.allow_truncated else truncation(job.pair, report),
     )
 
 
@@ -227,6 +260,7 @@ def _read_back(job: RankJob) -> RankResult | None:
             for number, (name, description, ranks) in stored_groups.items()
         }
         result = _result(job, trace, report, groups)
+        result.problems += _errors(trace, groups, job)
         result.bytes, result.kept = job.output.stat().st_size, True
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

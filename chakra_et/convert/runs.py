@@ -180,7 +180,8 @@ def _finish(result: SetResult, run: RunOptions) -> None:
         if run.ranks is not None:
             record.begin(scratch.folder, traces)
             return
-        record.commit(scratch.folder, traces, world, _summary(result, run))
+        known = {rank: done.sha256 for rank, done in good.items() if done.sha256}
+        record.commit(scratch.folder, traces, world, _summary(result, run), known)
         if len(good) == len(traces.pairs):
             # Files of an earlier, larger run with this name, which simulators would take for this run's.
             for rank, path in traces.et_files():
@@ -214,7 +215,7 @@ def _check_and_add(result: SetResult, world: int, run: RunOptions) -> None:
                     if isinstance(outcome, TraceError):
                         result.problems.append(f"{traces.et_file(rank)}: {outcome}")
                     else:
-                        good[rank].report = outcome
+                        good[rank].report, good[rank].sha256 = outcome
                         good[rank].bytes = scratch.et_file(rank).stat().st_size
     from chakra_et.ranks.skeleton_file import write_skeletons
 

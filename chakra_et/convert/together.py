@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chakra_et import files
 from chakra_et.convert.graph.communication import BY_STREAM, Group, group_number
 from chakra_et.convert.pair import add_report
 from chakra_et.convert.report import RankReport
@@ -309,9 +310,11 @@ def joint_times(
     return {rank: (int(offsets[at]), int(spread[at]), by_trace[at]) for at, rank in enumerate(ranks)}
 
 
-def finish_rank(job: tuple[Path, RankReport, JointTimes | None, dict[str, Group]]) -> RankReport:
+def finish_rank(
+    job: tuple[Path, RankReport, JointTimes | None, dict[str, Group]],
+) -> tuple[RankReport, str]:
     """Add joint times, if there are any, and groups in place of those with these ids to the file of a rank;
-    returns its report with the resulting shares.
+    returns its report with the resulting shares, and the SHA-256 of the file.
 
     A file that already has these times is not written again.
     """
@@ -324,7 +327,7 @@ def finish_rank(job: tuple[Path, RankReport, JointTimes | None, dict[str, Group]
         add_report(trace, report)
     if changed or trace.metadata != metadata:
         et_file.write(path, trace)
-    return report
+    return report, files.sha256(path)
 
 
 def add_times(trace: ExecutionTrace, times: JointTimes) -> bool:

@@ -29,12 +29,16 @@ REMEDY = "convert again, or use --allow-missing-ranks to go on with the files th
 _HEAD = {"schema_version": SCHEMA_VERSION, "version": __version__}
 
 
-def commit(scratch: Path, run: RunFiles, world: int, report: Mapping[str, Any]) -> None:
+def commit(
+    scratch: Path, run: RunFiles, world: int, report: Mapping[str, Any], known: Mapping[int, str] = {}
+) -> None:
     """Move all files of ``scratch`` to the folder of ``run``, then write the record, followed by ``report``.
+    ``known``: SHA-256 of the .et files of ranks, where they have been taken already.
 
     Raises ``OSError``; what has been moved by then is a run that isn't complete.
     """
-    files, skeletons = (_entries(RunFiles(scratch, run.name).et_files(end)) for end in (".et", SKELETON))
+    hidden = RunFiles(scratch, run.name)
+    files, skeletons = _entries(hidden.et_files(), known), _entries(hidden.et_files(SKELETON), {})
     world = max(world, 1 + max((rank for entry in files for rank in entry["ranks"]), default=0))
     begin(scratch, run)
     groups = sha256(run.groups_file) if run.groups_file.is_file() else None
@@ -183,8 +187,8 @@ def contents(files: Iterable[tuple[Rank, Path]]) -> list[tuple[Path, list[Rank]]
     return list(found.values())
 
 
-def _entries(files: Iterable[tuple[int, Path]]) -> list[dict[str, Any]]:
+def _entries(files: Iterable[tuple[int, Path]], known: Mapping[int, str]) -> list[dict[str, Any]]:
     return [
-        {"ranks": ranks, "bytes": path.stat().st_size, "sha256": sha256(path)}
+        {"ranks": ranks, "bytes": path.stat().st_size, "sha256": known.get(ranks[0]) or sha256(path)}
         for path, ranks in contents(files)
     ]

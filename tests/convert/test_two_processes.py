@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from chakra_et.convert import jobs, runs
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.runs import RunOptions, SetResult
 from chakra_et.errors import TraceError
+from chakra_et.files import read_json
 from chakra_et.traces import sets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,8 +50,10 @@ def test_two_processes_write_the_same_file(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(jobs, "together", counted)
     assert not convert(tmp_path, 2).failed
-    assert used == [3, 2]  # read (and the checksum), write
+    assert used == [3, 4]  # read both and take the checksum; write in two, take the checksum, check
     assert (tmp_path / "pair.0.et").read_bytes() == one
+    (recorded,) = read_json(tmp_path / "pair_conversion.json")["files"]
+    assert recorded["sha256"] == hashlib.sha256(one).hexdigest()
 
 
 def test_errors_are_those_of_one_process(tmp_path: Path) -> None:
