@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise TraceError(str(error)) from None
     if not is_module and not Path(target[0]).is_file():
         raise TraceError(f"{target[0]}: no such script; give a Python file, or -m and a module.")
-    return _run(target, is_module, _Trace(config, step_on))
+    return _run(target, is_module, _RunTrace(config, step_on))
 
 
-def _run(target: list[str], is_module: bool, trace: _Trace) -> int:
+def _run(target: list[str], is_module: bool, trace: _RunTrace) -> int:
     sys.argv = target
     sys.path[0] = os.getcwd() if is_module else str(Path(target[0]).resolve().parent)
     began = time.time_ns()
@@ -90,7 +90,7 @@ def _run(target: list[str], is_module: bool, trace: _Trace) -> int:
     return 1
 
 
-class _Trace:
+class _RunTrace:
     """The tracer of a script, started when its first step has ended.
 
     ``step_on``: class of the module whose calls are steps; "": an optimizer's steps, or else the calls of the
@@ -108,7 +108,7 @@ class _Trace:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Count the steps in this process and those that it starts, and finish the trace however it ends."""
-        _Trace.follows = True
+        _RunTrace.follows = True
         _after_each_call(self.step, self.step_on)
         if not self.step_on:
             _after_each_step(self.step)
@@ -181,7 +181,7 @@ class _Trace:
 def _follow(work: Callable[[], None], config: TraceConfig, step_on: str) -> None:
     """Do the work of a process that the script has started, with the same trace."""
     # A forked process has the hooks of its parent.
-    with contextlib.nullcontext() if _Trace.follows else _Trace(config, step_on).following():
+    with contextlib.nullcontext() if _RunTrace.follows else _RunTrace(config, step_on).following():
         work()
 
 

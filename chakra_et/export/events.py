@@ -62,14 +62,14 @@ def write_chrome(source: Source, file: IO[bytes]) -> int:
 def recorded_events(traces: Mapping[int, Path], use: Use) -> None:
     """The device traces of the ranks, with every level of their slices, arguments and flows."""
     for rank, path in sorted(traces.items()):
-        read_records(path, "traceEvents", lambda _: _Trace, _Taker(rank, use))
+        read_records(path, "traceEvents", lambda _: _RecordedTrace, _SliceTaker(rank, use))
 
 
-class _Trace(msgspec.Struct):
+class _RecordedTrace(msgspec.Struct):
     traceEvents: list[dict[str, Any]] = []
 
 
-class _Taker(Taker):
+class _SliceTaker(Taker):
     """Gives the events of a trace to ``use``, with the process ids of a rank."""
 
     def __init__(self, rank: int, use: Use) -> None:

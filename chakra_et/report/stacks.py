@@ -41,11 +41,11 @@ class _Event(kineto.Event, gc=False):
     args: _Block | None = None
 
 
-class _Trace(kineto.HeaderFields, kw_only=True):
+class _StackedTrace(kineto.HeaderFields, kw_only=True):
     traceEvents: list[_Event]
 
 
-class _Taker(Taker):
+class _StackTaker(Taker):
     """The slices of all threads of one trace."""
 
     def __init__(self, names: dict[str, int], threads: dict[Any, int]) -> None:
@@ -74,8 +74,8 @@ def read_stacks(
     owners: list[dict[str, Any]] = []
     for rank in ranks:
         number = run.ranks.index(rank)
-        taker = _Taker(names, threads)
-        read_records(traces[rank], "traceEvents", lambda _: _Trace, taker)
+        taker = _StackTaker(names, threads)
+        read_records(traces[rank], "traceEvents", lambda _: _StackedTrace, taker)
         if not taker.columns:
             continue
         begin, length, name, thread, kind = map(np.concatenate, zip(*taker.columns, strict=True))
