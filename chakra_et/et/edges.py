@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
@@ -74,16 +73,17 @@ def find_cycle(count: int, parent: np.ndarray, child: np.ndarray) -> list[int]:
     left = np.ones(count, bool)
     left[topological_order(count, parent, child)] = False
     inside = left[parent] & left[child]
-    sorter = TopologicalSorter[int]()
-    for node, needs in zip(child[inside].tolist(), parent[inside].tolist(), strict=True):
-        sorter.add(node, needs)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        cycle: list[int] = error.args[1][:-1]
-        lowest = cycle.index(min(cycle))
-        return cycle[lowest:] + cycle[:lowest]
-    return []
+    # Every remaining node depends on another remaining node, so walking back must revisit a node.
+    waits_for = dict(zip(child[inside].tolist(), parent[inside].tolist(), strict=True))
+    row = next(iter(waits_for), None)
+    walked: dict[int, None] = {}
+    while row is not None and row not in walked:
+        walked[row] = None
+        row = waits_for[row]
+    path = list(walked)
+    cycle = path[path.index(row) :][::-1] if row is not None else []
+    lowest = cycle.index(min(cycle)) if cycle else 0
+    return cycle[lowest:] + cycle[:lowest]
 
 
 def topological_order(count: int, source: np.ndarray, target: np.ndarray) -> list[int]:

@@ -137,12 +137,7 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
                 f"{other} and {path} are both the {named.side} trace of rank {named.rank}; remove one."
             )
     sets = {name: _named_set(folder, name, ranks, problems.get(name, [])) for name, ranks in files.items()}
-    looked = [look_at(path) for path in others]
-    found_sets, unusable = _found_sets(
-        [one for one in looked if isinstance(one, TraceFile)],
-        [one for one in looked if isinstance(one, Unusable)],
-        folder,
-    )
+    found_sets, unusable = _found_sets([look_at(path) for path in others], folder)
     for traces in found_sets:
         known = sets.setdefault(traces.name, traces)
         hosts = files.get(traces.name, {})
@@ -175,30 +170,28 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
     ``output``: the folder for the results (default: the folder of the first file). Raises ``TraceError`` for
     a file that is not a trace, and for a host trace without its device trace.
     """
-    found: list[TraceFile] = []
-    unusable: list[Unusable] = []
+    found: list[TraceFile | Unusable | None] = []
     given: dict[str, Path] = {}
     for path in paths:
         # Two patterns of the shell may give a file twice. A link in a circle has no other name.
         given.setdefault(str(path) if is_remote(path) else os.path.realpath(path), path)
     for path in given.values():
         trace = look_at(path)
-        if isinstance(trace, TraceFile):
+        if isinstance(trace, TraceFile) or (trace and (trace.broken or trace.named_rank >= 0)):
             found.append(trace)
-        elif trace is not None and (trace.broken or trace.named_rank >= 0):
-            unusable.append(trace)
         elif path.is_dir():
             raise TraceError(f"{path}: is a folder; give one folder, or files only.")
         else:
             what = trace.reason if trace else NO_TRACE if path.exists() else "no such file"
             raise TraceError(f"{path}: {what}; give traces of PyTorch's profiler.")
-    sets, left = _found_sets(found, unusable, output or paths[0].parent)
+    sets, left = _found_sets(found, output or paths[0].parent)
     if left and not (sets and all(file.should_be_trace for file in left)):
         raise TraceError(left[0].sentence())
     for file in left:
         sets[0].problems.append(file.sentence())
     used = {file for traces in sets for pair in traces.pairs.values() for file in pair.files}
-    alone = next((trace.path for trace in found if trace.side == "host" and trace.path not in used), None)
+    hosts = (one.path for one in found if isinstance(one, TraceFile) and one.side == "host")
+    alone = next((path for path in hosts if path not in used), None)
     if alone is not None:
         raise TraceError(f"{alone}: the device trace of this rank is missing; give it too.")
     return sets
@@ -227,13 +220,14 @@ def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], probl
 
 
 def _found_sets(
-    found: list[TraceFile], unusable: list[Unusable], folder: Path
+    looked: list[TraceFile | Unusable | None], folder: Path
 ) -> tuple[list[TraceSet], list[Unusable]]:
-    """The runs of traces that were found by content, and the files of ``unusable`` that are of none."""
+    """The runs of traces that were found by content, and the unusable files that are of none."""
+    found = [one for one in looked if isinstance(one, TraceFile)]
+    left = [one for one in looked if isinstance(one, Unusable)]
     hosts = [trace for trace in found if trace.side == "host"]
     sets = []
-    left = unusable
-    for name, run in runs_of(found, unusable).items():
+    for name, run in runs_of(found, left).items():
         traces = TraceSet(folder, name, problems=run.problems, partial=True)
         for trace in sorted(run.traces, key=lambda trace: trace.rank):
             rank = max(trace.rank, 0)
