@@ -29,8 +29,8 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "polling-call": "call of a thread that only polls the device: waiting, not work",
         "bad-field": "event with a field of the wrong type",
         "bad-time": "event with a time stamp or duration out of range",
-        "structure-step": "event of the step in which the operators' tensors were recorded, which slowed it "
-        "down: the times are those of the steps after it",
+        "structure-step": "event of the step that recording the operators' tensors slowed down: times are "
+        "those of later steps",
         "outside-step": "event outside of ProfilerStep#{}",
         "duplicate-event": "event that is in the trace twice",
         "unfinished-step": "event of ProfilerStep#{}, whose recording was cut",
@@ -58,10 +58,10 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "steps-without-host": "steps of the device trace that the host trace does not cover",
         "launch-without-work": "kernel launches whose kernel is not in the device trace",
         "missing-communication": "communication operators whose kernel is not in the device trace",
-        "work-before-recording": "streams that were busy when the recording began: work of the device until "
-        "what waited for it went on",
-        "work-unexplained-wait": "device work that waited long for what isn't recorded: that is overhead",
-        "missing-gpu-work": "the host trace has CUDA tensors and the device trace no GPU work",
+        "work-before-recording": "streams that were busy when the recording began: a node of work each, "
+        "until what waited for it went on",
+        "work-unexplained-wait": "device work that waited long for something unrecorded: overhead",
+        "missing-gpu-work": "the host trace has CUDA tensors, but the device trace has no GPU work",
         "communication-size": "communication whose size is not recorded",
         "communication-kind": "communication kernel of unknown kind {}, kept without a type",
         "communication-inferred": "communication launched before the recording: kind and size inferred from "
@@ -71,8 +71,7 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "them with --comm-kernels",
         "group-default": "communication without a recorded group: the default group",
         "group-by-stream": "communication without a recorded group: one group per stream",
-        "structure-differs": "operators that the step in which tensors were recorded doesn't have: kept "
-        "without tensors",
+        "structure-differs": "operators that aren't in the step with recorded tensors: kept without",
         "communication-unfinished": "CPU communication whose record had not ended when the recording "
         "stopped: size taken from its call, end from the first use of its data",
         "communication-ends-late": "CPU communication whose record ends after the thread that waited for it "
@@ -85,10 +84,9 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
     "note": {
         "group-local": "collectives of a group with one rank, kept as compute",
         "no-host-trace": "no host trace: nodes have no tensor ids, storages and operator schemas",
-        "structure-matched": "operators matched by order and name with the step in which tensors were "
-        "recorded",
+        "structure-matched": "operators matched by order and name with the step with recorded tensors",
         "no-host-node": "operators and annotations without a host node, kept with their times",
-        "memory-event": "allocations and frees: memory of the nodes in which they happened",
+        "memory-event": "allocations and frees, counted as memory of the nodes in which they happened",
         "graph-kernel": "kernels of CUDA or HIP graphs, whose operators aren't recorded",
         "blocking-copy": "copies and memsets that blocked the calling thread",
         "early-start": "device work that starts before the call that launches it",

@@ -154,7 +154,8 @@ def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: P
     report.ended_early = len(early)
     if report.linked < _LINKED_SHARE * max(len(host_ids), len(device_ids) - len(early)):
         report.problems.append(
-            f"of {len(host_ids)} host ids and {len(device_ids)} device ids, only {report.linked} are in both"
+            f"only {report.linked} record-function ids are in both traces, of {len(host_ids)} in the host "
+            f"trace and {len(device_ids)} in the device trace"
         )
         return
     # Operators of other threads may be missing from one trace, those of the training thread may not.

@@ -164,7 +164,7 @@ class Mailbox:
                     if self.store.check([f"{self.key}/{rank}"]):
                         records[rank] = json.loads(self.store.get(f"{self.key}/{rank}"))
             except Exception as error:
-                notify(logging.WARNING, "the manifest lacks ranks: their store does not answer (%s)", error)
+                notify(logging.WARNING, "the manifest lacks ranks: torch's store doesn't answer (%s)", error)
                 self.store = None
             if time.monotonic() - began >= seconds():
                 break

@@ -93,7 +93,7 @@ class ConvertConfig:
         if not all((*self.files, self.dir)):
             raise ValueError("the name of a file or folder is empty: check the variable that it comes from")
         if self.files and self.dir != FOLDER:
-            raise ValueError(f"give either files or one folder, or --dir {self.dir}")
+            raise ValueError(f"--dir {self.dir} doesn't go with files or a folder: give one or the other")
         try:
             trace_sets.rank_choice(self.ranks)
         except ValueError as error:
@@ -151,9 +151,8 @@ def _records(paths: list[Path], config: ConvertConfig) -> int:
         if status := show(results, config):
             return status
         if len(results) > 1:
-            raise TraceError(
-                f"{paths[0].parent}: traces of {len(results)} runs beside records: give those of one"
-            )
+            several = f"the traces beside the records are of {len(results)} runs"
+            raise TraceError(f"{paths[0].parent}: {several}: give those of one run")
         run: RunFiles = results[0].traces
         notes, ended = add_untraced(paths, run), "with the ranks that were filled"
     else:
@@ -162,7 +161,7 @@ def _records(paths: list[Path], config: ConvertConfig) -> int:
         run.folder.mkdir(parents=True, exist_ok=True)
         notes, ended = communication_job(paths, run), "communication only"
         if others:
-            notes.append(f"other files, left out: convert them by themselves: {len(others)}")
+            notes.append(f"files that are neither records nor traces, left out: {len(others)}")
     for note in notes:
         print(f"warning: {run.folder / run.name}: {printable(note)}", file=sys.stderr)
     print(f"{len(run.et_files())} files written to {printable(str(run.folder))}: {ended}.")

@@ -144,7 +144,7 @@ def read_set(name: str, allow_missing: bool = False) -> RankSet:
     for group in found.groups:
         if not _GROUP.fullmatch(group):
             where = found.run.groups_file
-            raise TraceError(f"{where}: group {group[:40]!r} isn't a number from 1 on: convert again")
+            raise TraceError(f"{where}: group {group[:40]!r} isn't a positive number: convert again")
     path = found.run.manifest_file
     try:
         manifest = read_json(path, dict[str, Any]) if path.is_file() else {}

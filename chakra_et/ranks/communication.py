@@ -102,7 +102,7 @@ def read_records(paths: Sequence[Path]) -> Recorded:
             else:
                 _flight(path, _document(content), found)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise TraceError(f"{path}: is no whole record of communication, it {reason(error)}") from None
+            raise TraceError(f"{path}: is no complete record of communication: it {reason(error)}") from None
     if lines:
         _inspector(lines, found)
     found.world = max([found.world, *(rank + 1 for rank in found.calls)])
@@ -110,7 +110,7 @@ def read_records(paths: Sequence[Path]) -> Recorded:
         found.calls[rank] = [each for each in calls if each.group in found.groups]
     _keep_common(found)
     if not any(found.calls.values()):
-        raise TraceError(f"{paths[0].parent}: no communication that all ranks recorded: give all of a run")
+        raise TraceError(f"{paths[0].parent}: the records share no communication: give those of one run")
     return found
 
 
@@ -127,9 +127,9 @@ def _document(content: bytes) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from None
     except Exception as error:  # pickle: whatever damaged bytes lead to
-        raise ValueError(f"is cut or damaged: {error}") from None
+        raise ValueError(f"it is cut or damaged ({error})") from None
     if not isinstance(document, dict):
-        raise ValueError("holds no dump")
+        raise ValueError("it holds no dump of a flight recorder")
     return document
 
 
@@ -139,7 +139,7 @@ def _flight(path: Path, document: dict[str, Any], found: Recorded) -> None:
         raise TraceError(f"{path}: the name of a flight recorder dump must end with the rank: rename it")
     rank = int(number[1])
     if rank in found.calls:
-        raise TraceError(f"{path}: is a second file of rank {rank}: keep one of each")
+        raise TraceError(f"{path}: is a second file of rank {rank}: keep one")
     calls, key = found.calls[rank], {}
     for config in document.get("pg_config", {}).values():
         members = json.loads(config["ranks"]) if isinstance(config["ranks"], str) else config["ranks"]
@@ -185,13 +185,13 @@ def _inspector(lines: list[tuple[Path, dict[str, Any]]], found: Recorded) -> Non
             processes[process][str(header["id"])] = int(header["n_ranks"]), int(header["rank"])
             of_process[process].append(line)
         except (LookupError, TypeError, ValueError) as error:
-            raise TraceError(f"{path}: holds a line that isn't the inspector's, it {reason(error)}") from None
+            raise TraceError(f"{path}: has a line that isn't NCCL inspector's: it {reason(error)}") from None
     ranks: dict[tuple[str, int], int] = {}
     for process, groups in sorted(processes.items()):
         size, ranks[process] = max(groups.values(), key=lambda each: each[0])
         found.world = max(found.world, size)
     if len(set(ranks.values())) < len(ranks):
-        raise TraceError("two processes have one rank in their largest communicators: give one run's files")
+        raise TraceError("two processes of the largest communicator are one rank: give files of one run")
     member: dict[str, dict[int, int]] = defaultdict(dict)
     sizes: dict[str, int] = {}
     for process, groups in processes.items():
@@ -271,7 +271,7 @@ def communication_job(paths: list[Path], run: RunFiles) -> list[str]:
             trace = _trace(rank, found)
             between += int((trace.types == NodeType.COMP).sum())
             et_file.write(inner.et_file(rank), trace)
-        notes.append(f"stretches between communication whose work isn't recorded, one node each: {between}")
+        notes.append(f"gaps between communication, whose work isn't recorded: one node each: {between}")
         groups = {_number(name, found): sorted(members) for name, members in found.groups.items()}
         write_json(inner.groups_file, groups)
         about = {"name": run.name, "engine": "communication", "notes": notes}

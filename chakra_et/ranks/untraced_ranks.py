@@ -46,7 +46,7 @@ def add_untraced(paths: list[Path], run: RunFiles) -> list[str]:
         theirs = _calls(full[like], like, found, groups) if own else []
         if not theirs:
             raise TraceError(
-                f"rank {rank} communicates like none with trace and record: give one of its stage"
+                f"rank {rank} communicates like no rank with trace and record: trace one of its stage"
             )
         traces[rank] = _filled(full[like], theirs, own, found, groups)
         traces[rank].metadata |= {"rank": rank, "filled_from": like}
@@ -63,7 +63,7 @@ def add_untraced(paths: list[Path], run: RunFiles) -> list[str]:
         write_json(inner.groups_file, groups)
         of = ", ".join(f"{count} as rank {like}" for like, count in sorted(like_of.items()))
         nodes = sum(len(trace) for rank, trace in traces.items() if rank not in full)
-        notes = [f"nodes of ranks without a trace, taken from ranks that communicate alike ({of}): {nodes}"]
+        notes = [f"nodes of ranks without a trace, copied from ranks that communicate alike ({of}): {nodes}"]
         known = read_json(run.report_file)
         about = {key: known[key] for key in ("name", "engine", "options", "device_traces", "ranks")}
         record.commit(scratch, run, found.world, about | {"notes": [*known["notes"], *notes]})

@@ -138,7 +138,7 @@ class _Reader:
                 break
             buffer += more
         if opening is None:
-            raise UnreadableTrace(f'{path}: has no "{key}" array, so it is not such a trace.', path)
+            raise UnreadableTrace(f'{path}: has no "{key}" array, so it is no trace of that kind.', path)
         head, rest = buffer[: opening.end()], buffer[opening.end() :]
         document = self.document_type(buffer[:65536])
         array_type = get_type_hints(document)[key]
@@ -154,7 +154,7 @@ class _Reader:
             piece = bytearray().join((b"[", rest, more))
             cut = self.take_piece(piece, start.group())
             if not cut and len(piece) > MAX_RECORD_BYTES:
-                raise UnreadableTrace(f"{path}: is damaged, or one record has {len(piece)} bytes.", path)
+                raise UnreadableTrace(f"{path}: is damaged: no record ends within {len(piece)} bytes.", path)
             rest = bytes(memoryview(piece)[cut or 1 :])
         text = head + rest + b"".join(iter(lambda: self.read(PIECE_BYTES), b""))
         self.check_text(text)

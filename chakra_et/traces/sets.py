@@ -155,8 +155,8 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
     if not chosen:
         bad = f" {unusable[0].sentence()}" if unusable else ""
         raise TraceError(
-            f"{folder}: no trace matches {pattern!r}, neither a NAME_device.json nor another file of "
-            f"PyTorch's profiler.{bad}"
+            f"{folder}: no trace matches {pattern!r}: give the folder of NAME_device.json or other files "
+            f"of PyTorch's profiler.{bad}"
         )
     chosen[0].problems += [file.sentence() for file in unusable]
     for traces in chosen:
@@ -180,7 +180,7 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
         if isinstance(trace, TraceFile) or (trace and (trace.broken or trace.named_rank >= 0)):
             found.append(trace)
         elif path.is_dir():
-            raise TraceError(f"{path}: is a folder; give one folder, or files only.")
+            raise TraceError(f"{path}: is a folder; give files only, or one folder alone.")
         else:
             what = trace.reason if trace else NO_TRACE if path.exists() else "no such file"
             raise TraceError(f"{path}: {what}; give traces of PyTorch's profiler.")

@@ -35,7 +35,7 @@ def check_file_for_astra(trace: ExecutionTrace, groups: Groups, ranks: int) -> I
     """Findings in one file of a run of ``ranks``."""
     yield from check_sizes(trace, groups, ranks)
     is_memory = np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))
-    yield from found("astra-memory-node", is_memory, "is a memory node: no remote memory is modelled")
+    yield from found("astra-memory-node", is_memory, "is a memory node: ASTRA-sim has no remote memory here")
     kind = np.where(trace.types == NodeType.COMM_COLL, trace.column("comm_type", -1), -1)
     other = (kind >= 0) & ~np.isin(kind, (*SIMULATED, CollectiveType.BROADCAST))
     first = int(kind[np.argmax(other)]) if other.any() else -1
@@ -51,7 +51,7 @@ def check_sizes(trace: ExecutionTrace, groups: Groups, ranks: int) -> Iterator[F
     part = trace.column("comm_size", 0) // np.where(kind == CollectiveType.ALL_GATHER, 1, members)
     too_large = (part > LARGEST_MESSAGE) & (trace.types >= NodeType.COMM_SEND)
     yield from found(
-        "astra-size", too_large, "has messages of {:,} bytes: ASTRA-sim's have less than 2 GiB", part
+        "astra-size", too_large, "has messages of {:,} bytes: ASTRA-sim takes less than 2 GiB", part
     )
 
 

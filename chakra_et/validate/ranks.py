@@ -56,7 +56,7 @@ def _check_world(files: Mapping[int, File], world: int) -> Iterator[RankFinding]
             message = f"belongs to a run of {size} ranks, another file of the set to a run of {world}"
             yield rank, Finding("world-size", [], message)
         elif rank >= world:
-            yield rank, Finding("world-size", [], f"is rank {rank} in a run of {world} ranks")
+            yield rank, Finding("world-size", [], f"is rank {rank}, but the run has {world} ranks")
 
 
 def _check_collectives(files: Mapping[int, File]) -> Iterator[RankFinding]:

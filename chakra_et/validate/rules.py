@@ -116,7 +116,7 @@ def _communication(file: File) -> Iterator[Finding]:
     # A barrier moves no data, and a broadcast is replayed by its duration.
     by_size = ~np.isin(kind, (CollectiveType.BARRIER, CollectiveType.BROADCAST))
     empty = communicates & has_size & by_size & (size <= 0)
-    yield from found("comm-size-zero", empty, "has comm_size {}: it never finishes", size)
+    yield from found("comm-size-zero", empty, "has comm_size {}: simulators never finish it", size)
     on_cpu = communicates & (file.trace.column("is_cpu_op") != 0)
     yield from found("comm-on-cpu", on_cpu, "is a communication node with is_cpu_op=true: write false")
     for sent, peer in ((NodeType.COMM_SEND, "comm_dst"), (NodeType.COMM_RECV, "comm_src")):
@@ -132,7 +132,7 @@ def _group_names(file: File) -> Iterator[Finding]:
         message = f"has pg_name {table[index[text[0]]][:40]!r}: write the integer id of a group, 1 or more"
         yield Finding("pg-name-text", text, message)
     zero = communicates & np.array([*(name == "0" for name in table), False])[index]
-    yield from found("pg-name-zero", zero, "has pg_name '0', which means all ranks, whatever the group was")
+    yield from found("pg-name-zero", zero, "has pg_name '0', which simulators take for all ranks")
     if file.trace.metadata.get("world_size") == 1:
         alone = communicates & (group == ALL_RANKS)
         yield from found("group-one-member", alone, "communicates with all ranks of a run of one rank")
@@ -145,7 +145,7 @@ def _group_names(file: File) -> Iterator[Finding]:
     for name, ranks in groups.items():
         if not INTEGER.fullmatch(name) or len(set(ranks)) < len(ranks) or min(ranks, default=-1) < 0:
             message = (
-                f"group {name[:40]!r} in the comm-group file: ids are integers from 1 on, ranks are distinct"
+                f"group {name[:40]!r} in the comm-group file: use ids from 1 on and distinct ranks from 0 on"
             )
             yield Finding("group-file", [], message)
     for number in used:

@@ -293,9 +293,9 @@ def test_events_without_a_usable_duration_are_a_warning(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["k1", "k2"], "is a folder; give one folder, or files only"),
+        (["k1", "k2"], "is a folder; give files only, or one folder alone"),
         ([""], "the name of a file or folder is empty"),
-        (["k1", "--dir", "k2"], "give either files or one folder, or --dir"),
+        (["k1", "--dir", "k2"], "--dir k2 doesn't go with files or a folder"),
         (["k1/bad.json"], "can't be read (Permission denied)"),
         (["k1/none.json"], "no such file"),
     ],

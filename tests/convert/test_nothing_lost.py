@@ -55,7 +55,7 @@ def write(folder: Path, events: list[dict[str, Any]], cut: int | None = None) ->
         (launches(), "kernel launches whose kernel is not in the device trace (10)"),
         (
             [e for e in launches() if e["cat"] == "cpu_op"],
-            "has CUDA tensors and the device trace no GPU work",
+            "has CUDA tensors, but the device trace has no GPU work",
         ),
     ],
 )

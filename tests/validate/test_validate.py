@@ -132,7 +132,7 @@ SINGLE: list[tuple[str, Callable[[ExecutionTrace], object], int | None, str]] = 
     ("pg-name-text", lambda t: put(t, "pg_name", REDUCE, "default_pg"), 3, "pg_name 'default_pg'"),
     ("pg-name-text", lambda t: put(t, "pg_name", REDUCE, "-1"), 3, "pg_name '-1'"),
     ("pg-name-text", lambda t: put(t, "pg_name", REDUCE, "99999999999"), 3, "pg_name '99999999999'"),
-    ("pg-name-zero", lambda t: put(t, "pg_name", REDUCE, "0"), 3, "means all ranks"),
+    ("pg-name-zero", lambda t: put(t, "pg_name", REDUCE, "0"), 3, "simulators take for all ranks"),
     ("group-one-member", alone, 4, "all ranks of a run of one rank"),
     ("pg-name-unknown", lambda t: put(t, "pg_name", REDUCE, "7"), 3, "pg_name 7"),
     ("duration-bound", assign("duration_micros", KERNEL, 2**64 - 5), 2, "lasts -5 µs"),
