@@ -8,7 +8,8 @@
 
 The rows are those of training_runs.csv, mpt_fsdp.csv, neusight_steps.csv and vtrain_single.csv in the folder.
 Rows that can't be expressed are counted with their reasons. "Since 26": without Megatron-Bridge's releases
-before 26, whose MoE kernels and dispatch differ, and without runs that drop tokens.
+before 26, whose MoE kernels and dispatch differ, and without runs that drop tokens. vTrain's rows are judged
+twice: by the constants, and by layers that its other rows have taught (``fasop profile --from-runs``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from fasop.exact import recipes
 from fasop.exact.recipes import prior
 from fasop.exact.training_runs import Run, expressible, predicted, read_runs, refused
 from fasop.plans.layout import Layout
+from fasop.profiling.from_runs import from_runs
 
 GIVEN = ROOT.parent / "shared" / "data" / "truth"
 FILES = ("training_runs.csv", "mpt_fsdp.csv", "neusight_steps.csv", "vtrain_single.csv")
@@ -42,6 +44,7 @@ FIXED = {"tensor: megatron", "products: before FP8"}
 Pairs = list[tuple[Run, Layout]]
 Values = dict[str, float]
 NUDGE = 0.05  # of a constant's logarithm, by which its effect is measured
+ALONE = ", by constants alone"
 MOST = 150  # runs of a group that weigh as much as each
 ROUNDS = 3  # of fits to what is linear in the logarithms
 
@@ -133,6 +136,22 @@ def left_out(pairs: Pairs, near: Slopes, keys: list[str], weights: np.ndarray) -
     return errors
 
 
+def learned_left_out(pairs: Pairs, near: Slopes, weights: np.ndarray) -> np.ndarray:
+    """Errors of vTrain's runs, each by constants and layers that runs of other layouts gave."""
+    measured = np.array([run.seconds for run, _ in pairs])
+    errors = np.empty(len(pairs))
+    of_vtrain = [run.left_out_with for run, _ in pairs]
+    for key in sorted(filter(None, set(of_vtrain))):
+        own = np.array([each == key for each in of_vtrain])
+        values = fitted(near, measured, ~own, weights)
+        others = [pair for pair, each in zip(pairs, of_vtrain, strict=True) if each not in ("", key)]
+        with mock.patch.object(recipes, "published", return_value=values):
+            costs = from_runs(others, "other layouts")[:1]
+        rows = [(run._replace(costs=costs), at) for (run, at), out in zip(pairs, own, strict=True) if out]
+        errors[own] = steps(rows, values) / measured[own] - 1
+    return errors[np.array(of_vtrain) != ""]
+
+
 def by_kind(pairs: Pairs, errors: np.ndarray) -> dict[str, float]:
     """Mean errors by GPU and kind of plan, of three runs and more."""
     found: dict[str, list[float]] = {}
@@ -160,7 +179,7 @@ def ranking(pairs: Pairs, errors: np.ndarray) -> str:
             regrets.append(float(a[b.argmin()] / a.min() - 1))
     wide = [abs(error) for (run, _), error in zip(pairs, errors, strict=True) if _is_wide(run)]
     return (
-        f"vTrain: tp 4 and more {np.mean(wide):.1%} off; Kendall's tau {np.mean(taus):.2f}, first plan's "
+        f"tp 4 and more {np.mean(wide):.1%} off; Kendall's tau {np.mean(taus):.2f}, first plan's "
         f"time over the best's {np.mean(regrets):+.1%}"
         if taus
         else "no plans to rank"
@@ -220,7 +239,9 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
             runs += read_runs(path, settings / "models.yaml")
         except PlanError as why:
             print(f"left out: {why}", file=sys.stderr)
-    pairs = list(expressible(runs))
+    # Layers that vTrain's rows have taught: constants are fitted, and judged, without them.
+    learned = [pair for pair in expressible(runs) if pair[0].left_out_with]
+    pairs = [(run._replace(costs=()), layout) for run, layout in expressible(runs)]
     groups = Counter(run.group for run, _ in pairs)
     # Many runs that differ little say no more than some would.
     weights = np.array([min(1.0, MOST / groups[run.group]) for run, _ in pairs])
@@ -240,8 +261,14 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
     errors = left_out(pairs, near, keys, weights) if own else shipped
     if refit:
         write_json(recipes.FILE, {"about": about, "constants": values, "errors": by_kind(pairs, errors)})
+    by_layers = steps(learned, values) / np.array([run.seconds for run, _ in learned]) - 1
+    alone = [(run._replace(group=run.group + ALONE * bool(run.left_out_with)), at) for run, at in pairs]
+    of_fit = np.concatenate([shipped, by_layers])
+    if own:
+        by_layers = learned_left_out(pairs, near, weights)
+    both, out = [*alone, *learned], np.concatenate([errors, by_layers])
     print("each model or layout left out of the fit in turn:" if own else "by the shipped constants:")
-    print("\n".join(text.table(lines(pairs, errors, shipped), right=set(range(1, 7)))))
+    print("\n".join(text.table(lines(both, out, of_fit), right=set(range(1, 7)))))
     if own:
         print(f"(of the fit itself: {np.abs(shipped).mean():.1%}, {len(values)} constants)")
         models = [layout.model.name.replace("3.1", "3") for _, layout in pairs]
@@ -249,7 +276,7 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
         print("\n".join(text.table(by_name("model", models, errors), right=set(range(1, 5)))))
         by_gpu = left_out(pairs, near, gpus, weights)
         print("\n".join(text.table(by_name("GPU", gpus, by_gpu), right=set(range(1, 5)))))
-    print(ranking(pairs, errors))
+    print(f"vTrain, {ranking(learned, by_layers)}\nby constants alone: {ranking(pairs, errors)}")
     for run, layout in pairs:
         if published := run.row.get("memory_gib"):
             predicted_gib = predicted(run, layout)[1].memory
@@ -260,8 +287,9 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
     for reason, count in refused(runs).most_common():
         print(f"  {count} × {reason}")
     if every:
-        for (run, _), error in sorted(zip(pairs, errors, strict=True), key=lambda each: each[1]):
-            print(f"{error:+.1%} {run.name} {run.row.get('release', '')} {run.row.get('notes', '')}")
+        for (run, _), error in sorted(zip(both, out, strict=True), key=lambda each: each[1]):
+            where = f"{run.group}: {run.name} {run.row.get('release', '')}"
+            print(f"{error:+.1%} {where} {run.row.get('notes', '')}")
     return 0 if pairs else 1
 
 

@@ -17,13 +17,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from chakra_et import cli, text
 from chakra_et.text import printable
 from fasop.errors import PlanError
 from fasop.exact.estimate import Estimate, estimate
-from fasop.exact.training_runs import expressible, predicted, read_runs, refused
+from fasop.exact.training_runs import predicted, usable
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.output.report import expected_error, options_line, speed
 from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
@@ -47,7 +46,7 @@ class Config:
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(Config, argv, description="Estimate a given plan, without a search.")
     if config.rows:
-        return _show(config.json, _published(Path(config.rows), config.models_file))
+        return _show(config.json, _published(config.rows, config.models_file))
     if not config.plan:
         raise PlanError("give a file of layouts or plans, or --rows FILE.")
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
@@ -88,16 +87,13 @@ def _show(as_json: bool, done: list[Done]) -> int:
     return 0
 
 
-def _published(path: Path, models: str) -> list[Done]:
-    """The runs of a table that can be expressed, their steps as they are compared; says why others can't."""
-    runs = read_runs(path, Path(models) if models else None)
+def _published(path: str, models: str) -> list[Done]:
+    """The runs of a table that can be expressed, their steps as they are compared."""
     done = []
-    for run, layout in expressible(runs):
+    for run, layout in usable(path, models):
         step, one = predicted(run, layout)
         given = Described(run.name, layout, run.options, run.seconds)
         done.append((given, replace(one, step=step, notes=(*run.assumed, *one.notes))))
-    for reason, count in refused(runs).items():
-        print(printable(f"refused: {count} rows: {reason}"), file=sys.stderr)
     return done
 
 

@@ -9,8 +9,10 @@ with the reason.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +21,12 @@ from typing import Any, NamedTuple
 
 from chakra_et.cost import gpus as gpu_table
 from chakra_et.files import read_bytes
+from chakra_et.text import printable
 from chakra_et.yaml_file import read_yaml
 from fasop.errors import PlanError
 from fasop.exact.estimate import Estimate, estimate
 from fasop.inputs.clusters import of_gpus
+from fasop.inputs.costs import PUBLISHED, CostFile, read_costs
 from fasop.inputs.hf_config import model_sizes
 from fasop.inputs.models import Model
 from fasop.plans.layout import Layout, uniform
@@ -64,7 +68,7 @@ _RECIPE = "recompute_modules cuda_graph_impl cuda_graph_scope moe_flex_dispatche
 class Run(NamedTuple):
     """A row: its name, its layout (or why it has none here), how it runs, seconds of a step (of its backward
     passes alone where ``backward``), and what was assumed. message: seconds that the table counts for each
-    message between stages, where that is known.
+    message between stages, where that is known. costs: of layers, learned from other runs of its software.
     """
 
     name: str
@@ -77,11 +81,12 @@ class Run(NamedTuple):
     backward: bool = False
     left_out_with: str = ""  # runs that are left out of a fit together, if not those of the model
     message: float = 0.0
+    costs: tuple[CostFile, ...] = ()
 
 
 def predicted(run: Run, layout: Layout) -> tuple[float, Estimate]:
     """Seconds that are to be compared with those measured, and the estimate that they are of."""
-    found = estimate(layout, [], run.options)
+    found = estimate(layout, list(run.costs), run.options)
     if run.backward:
         return layout.micro_batches * sum(stage.backward for stage in found.stages), found
     # The first micro-batch's output and the last one's gradient wait for a message at each boundary.
@@ -277,13 +282,21 @@ def _vtrain(row: Mapping[str, str], _: object) -> Run:
     assumed, and messages as vTrain's own simulator counts them, as times suggest (docs/HOW_TRUE.md)."""
     n = {name: int(row[name]) for name in _VTRAIN.split()}
     degrees = tuple(n[degree] for degree in ("tp", "dp", "pp"))
-    model = Model("gpt", n["hidden"], n["seq"], n["layers"], 50257, n["heads"], n["gbs"])
+    model = Model(f"gpt-{n['hidden']}", n["hidden"], n["seq"], n["layers"], 50257, n["heads"], n["gbs"])
     layout = layout_of(model, "A100", n["num_gpus"], n["mbs"], (n["tp"], n["pp"], 1, 1))
     options = Options(gradient_bytes=2, engine="eager", scatter_gather=True)
     name = f"hidden {n['hidden']}, {n['layers']} layers, tp, dp, pp {degrees}, mbs {n['mbs']}"
     message = 2 * n["mbs"] * n["seq"] * n["hidden"] * options.activation_bytes / _VTRAIN_LINK
-    run = Run(name, "vTrain, one node", layout, options, float(row["step_ms"]) / 1e3, (), row)
-    return run._replace(left_out_with=f"layout {degrees}", message=message)
+    costs = [file for file in (_vtrain_costs(),) if model.name in file.models]
+    notes, seconds = tuple(file.source for file in costs), float(row["step_ms"]) / 1e3
+    run = Run(name, "vTrain, one node", layout, options, seconds, notes, row)
+    return run._replace(left_out_with=f"layout {degrees}", message=message, costs=tuple(costs))
+
+
+@functools.cache
+def _vtrain_costs() -> CostFile:
+    """Layers of vTrain's profile, learned from 1,040 of its rows; for no other runs."""
+    return read_costs(PUBLISHED.with_name("vtrain.json"))
 
 
 def _gpu(text: str) -> str:
@@ -311,3 +324,11 @@ def expressible(runs: list[Run]) -> Iterator[tuple[Run, Layout]]:
 def refused(runs: list[Run]) -> Counter[str]:
     """Why rows can't be predicted, with their numbers."""
     return Counter(str(run.layout) for run in runs if isinstance(run.layout, PlanError))
+
+
+def usable(path: str, models: str) -> list[tuple[Run, Layout]]:
+    """The runs of a file that can be predicted; says why others can't."""
+    runs = read_runs(Path(path), Path(models) if models else None)
+    for reason, count in refused(runs).items():
+        print(printable(f"refused: {count} rows: {reason}"), file=sys.stderr)
+    return list(expressible(runs))

@@ -8,6 +8,7 @@ layers of other widths: those are computed. What was not measured is in ``notes`
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -145,8 +146,9 @@ class Compute:
     def _from_source(self, source: _Source, gpu: str, tp: int, mbs: int, degrees: list[int]) -> UnitSeconds:
         model, shape = self.model, source.shape
         notes = []
-        unlike = {"name": "", "costs": "", "global_batch": 1}
-        if replace(shape, **unlike) != replace(model, **unlike):  # type: ignore[arg-type]
+        unlike: dict[str, Any] = {"name": "", "costs": "", "global_batch": 1, "parameters": 0}
+        unlike |= {"layers": 1, "encoder_layers": None}  # other depths have the same layers
+        if replace(shape, **unlike) != replace(model, **unlike):
             notes.append(f"{model.name}: costs of {shape.name} at as many tokens, by ratio of work")
         # A micro-batch of the model stands for one of as many tokens of the measured shape.
         batch = mbs * model.seq / shape.seq

@@ -136,8 +136,9 @@ def work_ratios(measured: Model, wanted: Model) -> list[float]:
 
 
 def is_measured(cost_files: Sequence[CostFile], model: Model, clusters: Sequence[Cluster]) -> bool:
-    """Whether a file has the model's costs on one of the GPUs."""
-    known = {(entry.model, entry.gpu) for file in cost_files for entry in file.entries}
+    """Whether a file has the model's costs on one of the GPUs, with attention that isn't fused."""
+    plain = [file for file in cost_files if file.attention != "flash"]
+    known = {(entry.model, entry.gpu) for file in plain for entry in file.entries}
     gpus = {gpu.costs_of for cluster in clusters for gpu in cluster.gpus}
     return any((of, gpu) in known for of in (model.name, model.costs) for gpu in gpus)
 
