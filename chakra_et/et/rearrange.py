@@ -141,7 +141,6 @@ def insert(trace: ExecutionTrace, removed: np.ndarray, new: Sequence[New]) -> Ex
     kept = ~removed[source] & ~removed[target]
     unchained = [place[node] for node in new if node.collective is not None]
     made = arrange(trace, np.array(rows), (source[kept], target[kept]), more, unchained, copies)
-    made = attributes.lasting(made, {place[node]: node.micros for node in new})
     names = {place[node]: node.name for node in new if node.name is not None}
     made = attributes.renamed(attributes.without(made, _OF_OPERATORS, _rows(made, names)), names)
     inside = {place[node]: place[node.parent] + 1 for node in new if node.parent is not None}
@@ -150,7 +149,8 @@ def insert(trace: ExecutionTrace, removed: np.ndarray, new: Sequence[New]) -> Ex
         texts = {place[node]: node.texts[name] for node in new if name in node.texts}
         made = attributes.with_texts(made, name, texts)
     collectives = {place[node]: node for node in new if node.collective is not None}
-    return _collectives(made, collectives) if collectives else made
+    made = _collectives(made, collectives) if collectives else made
+    return attributes.lasting(made, {place[node]: node.micros for node in new})
 
 
 def _collectives(trace: ExecutionTrace, nodes: Mapping[int, New]) -> ExecutionTrace:
@@ -168,8 +168,7 @@ def _collectives(trace: ExecutionTrace, nodes: Mapping[int, New]) -> ExecutionTr
         ("is_cpu_op", "bool", dict.fromkeys(nodes, 0)),
     ):
         trace = attributes.with_integers(trace, name, values, kind) if values else trace
-    micros = {at: node.micros for at, node in nodes.items()}
-    return attributes.lasting(trace, micros)
+    return trace
 
 
 def _rows(trace: ExecutionTrace, rows: Iterable[int]) -> np.ndarray:

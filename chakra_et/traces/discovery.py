@@ -147,10 +147,8 @@ def runs_of(traces: list[TraceFile], unusable: Iterable[Unusable] = ()) -> dict[
         of_world.setdefault(max(found.world for found in part), []).append(part)
     parts: list[TracedRun] = []
     for world, named_alike in of_world.items():
-        if world > 1:
-            parts += _of_world(named_alike)
-        else:
-            parts += [run for part in named_alike for run in _of_one_name(part)]
+        named = [run for part in named_alike for run in _of_one_name(part)]
+        parts += _of_world(named) if world > 1 else named
     for file in unusable:
         for run in parts:
             ranks, stems = ({getattr(found, name) for found in run.traces} for name in ("rank", "stem"))
@@ -179,9 +177,8 @@ def _by_stem(devices: list[TraceFile]) -> list[list[TraceFile]]:
     return list(groups.values())
 
 
-def _of_world(named_alike: list[list[TraceFile]]) -> list[TracedRun]:
-    """The runs of traces with one world size. ``named_alike``: those whose names differ only in the rank."""
-    runs = [run for part in named_alike for run in _of_one_name(part)]
+def _of_world(runs: list[TracedRun]) -> list[TracedRun]:
+    """The runs of traces with one world size, from the ``runs`` by name."""
     everything = [found for run in runs for found in run.traces]
     if _distinct(everything):
         runs = [TracedRun(everything, [problem for run in runs for problem in run.problems])]
