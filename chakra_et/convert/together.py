@@ -37,6 +37,8 @@ GUESSED_GROUP = ("group-default", "group-by-stream")
 DAY_SECONDS = 86_400
 AFTER_2001_NS = 10**18
 """Start times above this are times of day; some traces have the time since their host started."""
+LEAST_START_NS = 10**9
+"""No program begins a recording sooner after its start, so two runs are further apart."""
 # Rules of ``validate`` that are checked here instead, with the names of the traces.
 CHECKED_HERE = ("rank-missing", "rank-twice", "world-size")
 
@@ -135,7 +137,7 @@ def _check_times(result: SetResult, agree: bool) -> None:
         latest = itertools.accumulate(ordered, later)
         gaps = [(windows[b][0] - windows[a][1], a, b) for a, b in zip(latest, ordered[1:], strict=False)]
         widest, before, after = max(gaps, default=(0, -1, -1))
-        if widest <= 0:
+        if widest <= (LEAST_START_NS if agree else 0):
             continue
         seconds = widest / 1e9
         apart = f"{seconds:.3g} s" if seconds < DAY_SECONDS else f"{seconds / DAY_SECONDS:.0f} days"

@@ -26,11 +26,9 @@ from chakra_et.convert.inputs import device_traces, files_of, find_run
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import RankSet
 from chakra_et.export import events, tables
-from chakra_et.files import atomic_file
+from chakra_et.files import atomic_file, move, path_of, scratch_folder
 from chakra_et.redact import redacted_json
-from chakra_et.report.run import PHASES, ReportRun, load
-from chakra_et.report.times import find_steps
-from chakra_et.simulate.breakdown import ACTIVITIES
+from chakra_et.report.run import ReportRun, load
 from chakra_et.traces.records import open_trace
 
 Format = Literal["perfetto", "chrome", "parquet", "csv", "tensorboard"]
@@ -58,8 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = config.output or f"{files.folder / files.name}{DEFAULTS.get(form, '')}"
     if form in tables.WRITERS:
         run = load(chosen)
-        for name, table in tables.TABLES.items():
-            _write(Path(f"{output}_{name}.{form}"), partial(tables.WRITERS[form], table(run)))
+        paths = {path_of(f"{output}_{name}.{form}"): table for name, table in tables.TABLES.items()}
+        with scratch_folder(next(iter(paths))) as scratch:  # all of them, or none
+            for path, table in paths.items():
+                _write(scratch / path.name, partial(tables.WRITERS[form], table(run)), path)
+            for path in paths:
+                move(scratch / path.name, path)
         print(f"{len(run.graph):,} nodes, {len(run.graph.source):,} dependencies")
         return 0
     traces, notes = device_traces(chosen)
@@ -80,29 +82,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write(path: Path, write: Callable[[IO[bytes]], int | None]) -> int | None:
-    """Write a file atomically, compressed where its name ends in .gz; returns what ``write`` does."""
+def _write(path: Path, write: Callable[[IO[bytes]], int | None], named: Path | None = None) -> int | None:
+    """Write a file atomically, compressed where its name ends in .gz; returns what ``write`` does. ``named``:
+    what it will be called."""
     packing = events.packed if path.suffix == ".gz" else nullcontext
     with atomic_file(path) as file, packing(file) as into:
         found = write(into)
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    print(f"{named or path}: {path.stat().st_size / 1e6:.1f} MB")
     return found
 
 
 def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
-    """(rank, step, name, ns): the parts of every step; a trace without steps is step 0."""
-    for step in find_steps(run):
-        found: dict[str, float] = {
-            f"step/{run.base}": step.lasts_ns,
-            "step/replayed": step.replayed_ns,
-            "time/hidden_communication": step.hidden_ns,
-        }
-        found |= dict(
-            zip((f"time/{name.replace(' ', '_')}" for name in ACTIVITIES), step.parts_ns, strict=True)
-        )
-        found |= dict(zip((f"phase/{name}" for name in PHASES), step.phases_ns, strict=True))
-        for name, ns in found.items():
-            yield step.rank, int(step.name) if step.name.isdigit() else 0, name, ns
+    """(rank, step, name, ns): the times of every step, see ``tables.steps``; a trace without steps is step
+    0."""
+    for row in tables.steps(run).rows():
+        step = int(row["name"]) if row["name"].isdigit() else 0
+        row["lasts_ns"] = row.pop("end_ns") - row.pop("start_ns")
+        for name in row:
+            if name.endswith("_ns"):
+                yield row["rank"], step, f"step/{name.removesuffix('_ns')}", row[name]
 
 
 def to_tensorboard(run: ReportRun, folder: Path, recorded: Mapping[int, Path]) -> None:

@@ -219,6 +219,16 @@ def test_traces_of_two_runs_on_one_host(tmp_path: Path, capsys: pytest.CaptureFi
     assert "expA_rank0.json and " in text and "expB_rank1.json were recorded 16 s apart on the same" in text
 
 
+def test_ranks_that_do_not_wait_for_each_other_record_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As processes that talk by remote procedure calls only: 0.03 s apart."""
+    write_run(tmp_path, ["a_rank0.json", ""], host_name="vm")
+    write_run(tmp_path, ["", "a_rank1.json"], seconds=0.5, host_name="vm")
+    status, text, _ = convert(tmp_path, capsys)
+    assert status == 0 and "apart" not in text
+
+
 @pytest.mark.parametrize(("steps", "expected"), [(STEPS, 0), (STEPS - 2, 1)])
 def test_traces_apart_on_other_hosts_are_a_problem_only_with_other_collectives(
     steps: int, expected: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,10 +8,12 @@ import json
 import shutil
 from collections import defaultdict
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.export import tables
 from chakra_et.export.tables import SHEETS, TABLES, dictionary
 from tests.report.made_run import made_run, write_run
 
@@ -127,6 +129,21 @@ def test_csv_tables(tmp_path: Path) -> None:
     with open(tmp_path / "made_edges.csv", newline="") as file:
         edges = {(edge["source"], edge["target"], edge["kind"]) for edge in csv.DictReader(file)}
     assert ("2", "3", "launch") in edges
+
+
+def test_tables_are_there_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = tables.WRITERS["csv"], []
+
+    def write_three(table: tables.Table, file: IO[bytes]) -> None:
+        written.append(table)
+        if len(written) == 3:
+            raise OSError("the disk is full")
+        write(table, file)
+
+    monkeypatch.setitem(tables.WRITERS, "csv", write_three)
+    write_run(tmp_path)
+    assert main(["export", str(tmp_path / "made"), "--format", "csv"]) == 2
+    assert len(written) == 3 and not list(tmp_path.glob("*made_*.csv")) and not list(tmp_path.glob(".*"))
 
 
 def test_parquet_tables(tmp_path: Path) -> None:

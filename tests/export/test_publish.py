@@ -28,8 +28,8 @@ def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
         name: [(each.step, round(each.value, 6)) for each in events.Scalars(name)]
         for name in events.Tags()["scalars"]
     }
-    assert found["step/measured_ms"] == [(5, 0.16)]
-    assert found["time/wait_ms"] == [(5, 0.04)]
+    assert found["step/lasts_ms"] == [(5, 0.16)]
+    assert found["step/wait_ms"] == [(5, 0.04)]
 
 
 def plugin_profile(path: Path) -> Any:

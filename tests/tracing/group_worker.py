@@ -23,6 +23,7 @@ with ChakraTracer(sys.argv[1], "groups", 0, 1, 2, rank, 2) as tracer:
         dist.all_reduce(tensor[:50], group=pair)
         dist.broadcast(tensor, 0, group=back)
         dist.all_reduce(tensor, group=alone)
+        dist.all_reduce(tensor[:0], group=back)
         work = dist.all_reduce(tensor, group=pair, async_op=True)
         work.wait()
         if rank == 0:

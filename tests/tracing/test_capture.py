@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -127,19 +128,25 @@ def test_files_are_in_place_when_the_last_active_step_ends(tmp_path):
 
 def test_background_thread_is_in_both_traces_or_in_neither_way_a_problem(tmp_path):
     """torch 2.4's Kineto can't watch other threads; the pair can be linked all the same."""
-    stop = threading.Event()
+    asked: queue.Queue[int] = queue.Queue()
 
     def work():
-        while not stop.wait(0.001):
+        while asked.get():
             torch.ones(4, 4).exp_()
+            asked.task_done()
+
+    def at_step(step):  # nothing of the thread runs while a step ends
+        for _ in range(4):
+            asked.put(1)
+        asked.join()
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
         with ChakraTracer(tmp_path, "t", 1, 1, 2, 0) as tracer:
-            train(tracer, 4, lambda step: stop.wait(0.02))
+            train(tracer, 4, at_step)
     finally:
-        stop.set()
+        asked.put(0)
         thread.join()
     host, device = load(tmp_path / "t_host.json"), load(tmp_path / "t_device.json")
     assert sum(node["name"] == "aten::exp_" for node in host["nodes"]) > 3

@@ -39,9 +39,11 @@ def test_collectives_and_sends_of_several_gloo_groups(torchrun, tmp_path: Path) 
         kinds = trace.column("comm_type", -1)
         found = [(names[int(row)], CollectiveType(int(kinds[row])).name) for row in rows]
         # Two steps; the collective of one rank alone is compute.
+        kind = {"1": "ALL_REDUCE", "2": "ALL_REDUCE", "3": "BROADCAST"}
         assert (
-            found == [("1", "ALL_REDUCE"), ("2", "ALL_REDUCE"), ("3", "BROADCAST"), ("2", "ALL_REDUCE")] * 2
+            found == [*((name, kind[name]) for name in "123"), ("3", "ALL_REDUCE"), ("2", "ALL_REDUCE")] * 2
         )
+        assert trace.column("comm_size", 0)[rows].tolist() == [400, 200, 400, 1, 400] * 2
         p2p = np.flatnonzero((trace.types == NodeType.COMM_SEND) | (trace.types == NodeType.COMM_RECV))
         assert len(p2p) == 2
         assert set(trace.column("comm_src")[p2p]) == {0} and set(trace.column("comm_dst")[p2p]) == {1}

@@ -52,7 +52,7 @@ class Communication:
     - ``type``: COMM_SEND, COMM_RECV or COMM_COLL
     - ``collective``: None for messages and for unknown operations
     - ``size``: bytes that this rank contributes (the shard of an all-gather) or receives (COMM_RECV); 0 if
-      not recorded, 1 for a barrier
+      not recorded, 1 for a barrier or an empty tensor: no simulator ends one of 0 bytes
     - ``peer``: global rank of the other side of a message, -1 if unknown
     - ``ended``: whether it ended before the recording stopped
     - ``sequence``: index among the collectives of its group, from 0

@@ -336,7 +336,7 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
         launch=launch,
         type=NodeType.COMM_COLL,
         collective=None,
-        size=1 if what is CollectiveType.BARRIER else size,
+        size=1 if what is CollectiveType.BARRIER or (given and not size) else size,
         group=group,
         dtype=around.dtype(row) or around.dtype(launch),
         api=api,
