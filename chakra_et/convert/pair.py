@@ -51,7 +51,7 @@ class PairOptions:
     ``step``: "all" or the number of one ProfilerStep. ``manifest``: of the run; what it doesn't tell is taken
     from the traces. ``ranks_here``: a lower bound on the number of ranks. ``allow_unlinked``: continue if
     host and device trace hardly match or come from two processes. ``comm_kernels``: file with a user's table
-    of communication kernels. ``two_processes``: for a large rank.
+    of communication kernels. ``two_processes``: read and write a large rank by several at once.
     """
 
     step: str = "all"
@@ -67,7 +67,7 @@ class PairOptions:
 
 class Converted(NamedTuple):
     """The result for one rank. ``groups``: group id in the file → (name, description, ranks);
-    ``device_sha256``: of the device trace, empty where another process didn't take it meanwhile."""
+    ``device_sha256``: of the device trace, empty where no process took it meanwhile."""
 
     trace: ExecutionTrace
     report: RankReport

@@ -119,8 +119,8 @@ def convert_sets(
             stack.enter_context(files.folder_lock(folder, run.ranks is not None, wait))
             stack.callback(files.remove_abandoned, folder)
             files.remove_abandoned(folder)
-        few = 2 * sum(len(traces.pairs) for traces in sets) <= run.workers and not run.cluster
-        options = replace(options, two_processes=few and jobs.forks())
+        two_each = 2 * sum(len(traces.pairs) for traces in sets) <= run.workers and not run.cluster
+        options = replace(options, two_processes=two_each and jobs.forks())
         for traces in sets:
             folder = stack.enter_context(files.scratch_folder(traces.folder / traces.name))
             scratch = RunFiles(folder, traces.name)
