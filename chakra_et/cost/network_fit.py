@@ -15,6 +15,7 @@ from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
 from chakra_et.files import read_json, write_json
+from chakra_et.text import duration, plural, size
 
 MODEL_FORMAT = "chakra-et network model"
 
@@ -73,11 +74,10 @@ class NetworkModel:
 
     def describe(self) -> str:
         """One line."""
-        parts = [f"call {self.call_ns / 1e3:.3g} µs", f"latency {self.latency_ns / 1e3:.3g} µs"]
+        parts = [f"call {duration(self.call_ns)}", f"latency {duration(self.latency_ns)}"]
         rates = {"bandwidth": self.bandwidth, "reduction": self.reduce_bandwidth}
-        parts += [f"{name} {rate / 1e9:.3g} GB/s" for name, rate in rates.items() if rate < math.inf]
-        samples = f"{self.samples} sample{'' if self.samples == 1 else 's'}"
-        return f"{', '.join(parts)} (±{self.error:.0%}, {samples} of {self.source})"
+        parts += [f"{name} {size(rate)}/s" for name, rate in rates.items() if rate < math.inf]
+        return f"{', '.join(parts)} (±{self.error:.0%}, {plural(self.samples, 'sample')} of {self.source})"
 
 
 def fit_model(samples: Sequence[Sample], source: str) -> NetworkModel:

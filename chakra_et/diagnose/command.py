@@ -36,10 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.json:
         print(json.dumps(found.as_json(), indent=2))
         return 0
-    steps = f"{plural(found.ranks, 'rank')}, {plural(found.steps, 'step')}"
-    told = [f"{found.name}: {steps}, {found.step_ms:,.3f} ms per step", *found.lines()]
-    told += [f"note: {note}" for note in run.notes]
+    told = [f"{found.name}: {plural(found.ranks, 'rank')}, {found.duration()}", *found.lines()]
     flagged = (each for each in found.proposals if each.flags)
     told += [f"  −{each.gain:.1%}: chakra-et predict {found.name} {each.flags}" for each in flagged]
-    print("\n".join(told))
+    print("\n".join([*told, *(f"note: {note}" for note in run.notes)]))
     return 0

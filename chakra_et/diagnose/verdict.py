@@ -109,6 +109,11 @@ class Diagnosis:
         """All fields as JSON values."""
         return asdict(self)
 
+    def duration(self) -> str:
+        """``3 steps, 19.951 ms per step``."""
+        of = "per step" if self.steps else "for the whole trace"
+        return f"{plural(self.steps, 'step')}, {self.step_ms:,.3f} ms {of}"
+
     def lines(self) -> list[str]:
         """The diagnosis in a few sentences, the verdict first."""
         found = [f"Bound by {BOUND_BY[self.bound]}. {self.evidence}", *self.about_ranks()]
@@ -176,7 +181,7 @@ def diagnose(run: Run) -> Diagnosis:
     found = Diagnosis(
         name=run.name,
         ranks=len(run.graph.ranks),
-        steps=max(len(steps.names) for steps in run.steps),
+        steps=max(sum("#" in name for name in steps.names) for steps in run.steps),
         step_ms=step,
         bound=bound,
         evidence=_evidence(bound, causes, halved, shares, slow) + _more_evidence(run, bound, on_path, device),
@@ -249,7 +254,7 @@ def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], devic
         return ""
     found, lasts = "", run.graph.duration_ns * device
     if early := lasts[run.named(BEFORE.__eq__)].sum() / max(lasts.sum(), 1):
-        found = f" {early:.0%} of the device's time is work from before the recording, counted as the rest."
+        found = f" {early:.0%} of the device's time is work from before the recording, of unknown kind."
     if not run.graph.attribute("num_ops", 0)[device].any() and "planned_step_micros" not in metadata:
         found += " The files lack shapes, so that kernels are told apart by their names and tiles alone."
     return found
@@ -270,7 +275,7 @@ def _proposals(
     tried = [(text, causes[cause], "") for cause, text in WITHOUT.items()]
     tried += [
         ("communication twice as fast", halved["communication"], ""),
-        ("communication overlapped with all independent computation", gain(run, Overlap()), "--overlap"),
+        ("collectives overlapped with all computation", gain(run, Overlap()), "--overlap"),
         ("memory-bound kernels twice as fast, as by fusion", halved["memory"], ""),
         (host, halved["host"], ""),
     ]

@@ -63,9 +63,9 @@ def write_run(
     groups: Callable[[], Mapping[str, Sequence[int]]],
     world: int,
     report: Mapping[str, Any],
-) -> int:
-    """Write a new run from ranks as ``write_files`` takes them, and ``groups`` as they are after the last;
-    returns how many files differ. Raises ``TraceError`` where there are files of that name."""
+) -> None:
+    """Write a new run from ranks as ``write_files`` takes them, and ``groups`` as they are after the last.
+    Raises ``TraceError`` where there are files of that name."""
     refuse_existing(run)
     run.folder.mkdir(parents=True, exist_ok=True)
     with scratch_folder(run.folder / run.name) as scratch:
@@ -74,7 +74,6 @@ def write_run(
         if groups():
             write_json(hidden.groups_file, {name: list(members) for name, members in groups().items()})
         commit(scratch, run, world, {**report, "different_files": count})
-    return count
 
 
 def write_files(run: RunFiles, ranks: Iterable[tuple[int, object, ExecutionTrace | None]]) -> int:

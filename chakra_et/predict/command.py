@@ -242,9 +242,7 @@ def _about_steps(ranks: Sequence[RankPrediction]) -> list[str]:
     if all(rank.scatter_is_known for rank in ranks):
         return []
     models = max(rank.uncertainty_ms for rank in ranks)
-    shown = any(rank.uncertainty_ns > 0.01 * rank.after_ns for rank in ranks)
-    known = f"; what else is in doubt makes it {models:,.3f} ms or more" if shown else ""
-    return [f"± isn't known: how much steps differ takes two measured steps or more{known}"]
+    return [f"± isn't known, as one step doesn't show how much steps differ: at least {models:,.3f} ms"]
 
 
 def as_json(prediction: Prediction, written: list[str]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from chakra_et.et.node_attributes import parents
 from chakra_et.predict.gpu_shapes import Shapes
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.text import duration
 
 _BY_LIBRARIES = ("attention", "convolution", "matrix product")
 """Classes whose kernels come from each vendor's own libraries."""
@@ -104,8 +105,8 @@ class OtherGpu:
         own[found.nodes] = np.rint(changed)
         doubt[found.nodes] = changed * np.array(errors)[found.of]
         notes.append(
-            f"{flag}: {len(found.nodes):,} kernels and copies, {taken.sum() / 1e6:,.3f} ms, take "
-            f"{changed.sum() / 1e6:,.3f} ms; the rest, the host's CPU too, stays as it was"
+            f"{flag}: {len(found.nodes):,} kernels and copies take {duration(changed.sum())} in place of "
+            f"{duration(taken.sum())}; the rest, the host's CPU too, stays as it was"
         )
         for guess in sorted(set(guesses) - {""}):
             such = np.array([each == guess for each in guesses])[found.of]

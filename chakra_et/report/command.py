@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chakra_et import cli
+from chakra_et import cli, text
 from chakra_et.convert.inputs import device_traces, files_of, find_run
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
@@ -82,5 +82,5 @@ def _many_ranks(config: ReportConfig) -> RunFiles | None:
 
 
 def _tell(config: ReportConfig, found: dict[str, Any], output: Path, size: int) -> None:
-    told = [*found["headline"], f"{output}: {size / 1e6:.1f} MB, open it in a browser"]
+    told = [*found["headline"], f"{output}: {text.size(size)}, open it in a browser"]
     print(json.dumps(found | {"page": str(output)}) if config.json else "\n".join(told))

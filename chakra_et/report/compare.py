@@ -29,7 +29,7 @@ from chakra_et.report.run import PHASES, ReportRun, load
 from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, Call, by_module, by_name, call_tree, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
-from chakra_et.text import duration, shortened, size, table
+from chakra_et.text import duration, plural, shortened, size, table
 
 # A page lists the entries with the most time; a difference in more than this many can't be read.
 MOST_ROWS = 3000
@@ -58,9 +58,7 @@ class CompareConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = cli.parse(
-        CompareConfig, argv, description="Compare runs: step times, breakdown, operators, modules."
-    )
+    config = cli.parse(CompareConfig, argv, description="Compare runs: steps, breakdown, operators, modules.")
     runs = [find_run([name], config.allow_missing_ranks) for name in config.names]
     sides = [side(load(run)) for run in runs]  # one run at a time is in memory
     found = compare_content(sides)
@@ -72,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         title = "compared: " + ", ".join(each["name"] for each in sides)
         written = write_page(Path(config.output), "compare", title, found, PackedColumns())
         if not config.json:
-            print(f"\n{config.output}: {written / 1e6:.1f} MB, open it in a browser")
+            print(f"\n{config.output}: {size(written)}, open it in a browser")
     return 0
 
 
@@ -224,9 +222,10 @@ def lines(sides: list[Side], top: int) -> list[str]:
 
 
 def _listed(title: str, sides: list[Side], found: list[tuple[Matched, Times]], top: int) -> list[str]:
-    """The ``top`` rows whose time changed most from the first run to the last; then the sums of the rows that
-    aren't listed, apart where a run has no partner for them."""
+    """The ``top`` rows whose time changed most from the first run to the last, without those that didn't
+    change; then the sums of the rows that aren't listed, apart where a run has no partner for them."""
     found = sorted(found, key=lambda row: -abs(_difference(row[1])))
+    top = sum(_difference(times) != 0 for _, times in found[:top])
     rows = [["kind", "name", *(shortened(each["name"], 20) for each in sides), "difference", "ratio"]]
     rows += [_row(each.kind, shortened(each.name, LONGEST_NAME), times) for each, times in found[:top]]
     if len(rows) < 2:
@@ -234,9 +233,8 @@ def _listed(title: str, sides: list[Side], found: list[tuple[Matched, Times]], t
     left: dict[str, list[Times]] = {}
     for _, times in found[top:]:
         only = [each["name"] for each, time in zip(sides, times, strict=True) if time is not None]
-        which = "others" if len(only) > 1 else f"others, only in {shortened(only[0], 20)}"
-        left.setdefault(which, []).append(times)
-    rows += [_row("", f"{len(times)} {which}", _sums(times)) for which, times in sorted(left.items())]
+        left.setdefault("" if len(only) > 1 else f", only in {shortened(only[0], 20)}", []).append(times)
+    rows += [_row("", plural(len(of), "other") + which, _sums(of)) for which, of in sorted(left.items())]
     rows.append(_row("", "all", _sums([times for _, times in found])))
     return ["", f"{title}, per step and rank:", *table(rows, right=range(2, len(rows[0])))]
 

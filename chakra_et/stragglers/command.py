@@ -19,7 +19,7 @@ from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.analyse import THRESHOLD, Stragglers, analyse
 from chakra_et.stragglers.recorded import recorded_job
-from chakra_et.text import plural, table
+from chakra_et.text import table
 
 MOST_PARTS = 8
 
@@ -49,7 +49,7 @@ def _text(name: str, found: Stragglers, diagnosis: Diagnosis) -> str:
     meta, slowdown = found.job_meta, found.blocking_slowdown
     lines = [
         f"{name}: {meta['world_size']} ranks, dp {meta['dp_size']} × pp {meta['pp_size']}, "
-        f"{plural(diagnosis.steps, 'step')}, {diagnosis.step_ms:,.3f} ms per step",
+        f"{diagnosis.duration()}",
         f"Stragglers waste {max(0.0, 1 - 1 / slowdown):.1%} of each step: it takes {slowdown:.2f} times "
         "as long as with typical durations.",
         *diagnosis.about_ranks(),

@@ -73,15 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.fill and found.missing:
             found, made = filled(found, Path(scratch), config.mesh, config.seed)
             found = replace(found, notes=[*found.notes, made])
-        ranks, files = write_scaled(found, scaling, run)
-    prefix = run.folder / run.name
-    print(f"{prefix}.0.et … {prefix}.{ranks - 1}.et: {files} different files, the rest hard links")
+        ranks = write_scaled(found, scaling, run)
+    print(f"{run.et_file(0)} … {run.et_file(ranks - 1)}")
     return 0
 
 
-def write_scaled(found: RankSet, wanted: Scaling, target: RunFiles) -> tuple[int, int]:
-    """Print what was assumed and write the scaled set; its ranks, and how many files differ, the rest being
-    hard links to them. Raises ``TraceError``, with nothing written, where it can't be made."""
+def write_scaled(found: RankSet, wanted: Scaling, target: RunFiles) -> int:
+    """Print what was assumed and write the scaled set; how many ranks it has. Raises ``TraceError``, with
+    nothing written, where it can't be made."""
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
     grouped = any("pg_name" in each.attributes for each in traces.values())
     if not found.groups and (found.world > 1 or grouped):
@@ -108,7 +107,8 @@ def write_scaled(found: RankSet, wanted: Scaling, target: RunFiles) -> tuple[int
         "seed": wanted.seed,
         "notes": notes,
     }
-    return made.new.ranks, write_run(target, ranks, made.groups.all, made.new.ranks, report)
+    write_run(target, ranks, made.groups.all, made.new.ranks, report)
+    return made.new.ranks
 
 
 def _about_files(found: RankSet, run: Run, made: Scaled, apart: bool, folder: Path) -> str:
@@ -127,12 +127,9 @@ def _about_files(found: RankSet, run: Run, made: Scaled, apart: bool, folder: Pa
             f"{text.size(free)}: choose another -o, or fewer --variants"
         )
     work = len({(copy.source, copy.variant) for copy in files})
-    note = f"{len(files):,} of {made.new.ranks:,} files differ, about {text.size(size)}"
-    if work < len(files) and not apart:
-        note += (
-            f": {work:,} in their work, the others in the ranks and groups that they communicate with alone"
-        )
-    return note
+    others = f": {work:,} in their work, the others in the ranks and groups that they communicate with"
+    differ = f"{len(files):,} of {made.new.ranks:,} files differ, about {text.size(size)}"
+    return differ + others * (work < len(files) and not apart)
 
 
 def _slowed(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.errors import TraceError, time_limit
+from chakra_et.et.columns import NodeType
 from chakra_et.et.sets import MANY_RANKS
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
@@ -159,15 +160,15 @@ def parse_ranks(text: str) -> list[RankAs]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Computation waits for the communication of its step only at the end of the step, the most that overlap
-    can give."""
+    """Computation waits for the collectives of its step only at the end of the step, the most that overlap
+    can give. Messages bring what the next stage computes on, and are waited for as before."""
 
     def apply(self, run: Run, setting: Setting) -> Setting:
-        graph, communication = setting.graph, run.is_communication
-        if not communication.any():
-            raise TraceError("--overlap: the files have no communication")
+        graph, collective = setting.graph, setting.graph.types == NodeType.COMM_COLL
+        if not collective.any():
+            raise TraceError("--overlap: the files have no collectives")
         lanes = graph.in_lanes.lane
-        waits = communication[graph.source] & ~communication[graph.target]
+        waits = collective[graph.source] & ~run.is_communication[graph.target]
         waits &= lanes[graph.source] != lanes[graph.target]
         edges = []
         for node in np.unique(graph.source[waits]).tolist():
@@ -182,5 +183,5 @@ class Overlap:
             lag_ns=np.concatenate([graph.lag_ns[~waits], np.zeros(len(edges), np.int64)]),
         )
         return replace(setting, graph=changed).noting(
-            f"--overlap: {int(waits.sum()):,} dependencies on communication move to the end of their step"
+            f"--overlap: {int(waits.sum()):,} dependencies on collectives move to the end of their step"
         )

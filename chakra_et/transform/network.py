@@ -91,7 +91,10 @@ class Network:
         if any(each.gloo for each in found):
             payload = (replace(d, bandwidth=d.bandwidth * TCP_PAYLOAD) for d in topology.dimensions)
             topology = replace(topology, dimensions=tuple(payload), nccl=None)
-            setting = setting.noting(f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload")
+            but = "" if self.present else "; no transfer gets faster without the run's: --bandwidth FROM:TO"
+            setting = setting.noting(
+                f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload{but}"
+            )
         extra = Topology.flat(topology.ranks, float("inf"), 0.0, fitted.reduce_bandwidth, fitted.call_ns)
         no_latency = tuple(replace(d, latency_ns=0.0) for d in topology.dimensions)
         free = replace(topology, dimensions=no_latency, nccl=None)

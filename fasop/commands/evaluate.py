@@ -24,7 +24,7 @@ from fasop.errors import PlanError
 from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.training_runs import predicted, usable
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
-from fasop.output.report import expected_error, options_line, speed
+from fasop.output.report import errors, expected_error, options_line, speed
 from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
 from fasop.plans.plan import pick_plan
 
@@ -80,7 +80,7 @@ def _show(as_json: bool, done: list[Done]) -> int:
         lines += ["", *_stages(given, found), ""]
         lines.append(f"It trains {speed(layout.model, layout.cluster, gpus, found.step)}.")
         lines.append(f"It runs with {options_line(given.options)}.")
-        lines.append(expected_error(layout.cluster, set(gpus), layout.model, given.options))
+        lines.append(expected_error(errors(layout.cluster, set(gpus), layout.model, given.options)))
     counts = Counter(note for _, one in done for note in one.notes)
     notes = [f"note: {f'{count} of {len(done)}: ' * (len(done) > 1)}{note}" for note, count in counts.items()]
     print("\n".join([*lines, *([""] if notes else []), *notes]))

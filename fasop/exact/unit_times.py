@@ -132,11 +132,9 @@ class Compute:
                 f"no costs of {self.model.name} on GPU {gpu!r}: in the cluster file give {name} 'like' (a "
                 f"GPU or the file of a datasheet) and 'speed', or measure it with 'fasop profile': {near}"
             )
-        notes = [f"{self.model.name} on {gpu}: not measured, computed from the GPU's datasheet"]
+        notes = [f"{self.model.name} on {gpu}: not measured, computed by the model of the GPU"]
         notes += [text for text in (self.skipped, self.model.remark) if text]
-        notes += ["the host's part in the optimizer is assumed: no published run shows it"] * (
-            self.options.offload
-        )
+        notes += ["the host's part in the optimizer is a guess: no run shows it"] * self.options.offload
         unset = guessed(of, self.model, self.options)
         notes += [f"{gpu}: the constant {name!r} is a guess: no published run has set it" for name in unset]
         forward, backward, scores = kernel_seconds(of, self.model, tp, mbs, self.options, ep)
@@ -174,8 +172,8 @@ class Compute:
         sizes = [*source.sizes(gpu, near), *(divisor or begin for begin, _, divisor in steps)]
         below, above = min(sizes) / batch, batch / max(sizes)
         if max(below, above) > 1:
-            far = f"{below:.3g} times below" if below > 1 else f"{above:.3g} times above"
-            notes.append(f"{gpu}: a micro-batch of {batch:g} sequences is {far} the measured ones")
+            far = f"1/{below:.3g} of the smallest" if below > 1 else f"{above:.3g} times the largest"
+            notes.append(f"{gpu}: a micro-batch of {batch:g} sequences is {far} measured one")
         for was, wanted, what in (
             (source.file.precision, self.options.precision, "in {} precision"),
             (source.file.attention, self.options.attention, "with {} attention"),

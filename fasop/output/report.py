@@ -29,7 +29,7 @@ from fasop.schedule import events, one_f_one_b
 from fasop.search.planner import sharded_memory
 
 # How far the exact model's steps were off on average for plans that others have measured on A100
-# (benchmarks/planner_accuracy.py): plans that are closer than this are not told apart.
+# (benchmarks/planner_accuracy.py): taken for GPUs on which no plan has been measured.
 MEAN_ERROR = 0.065
 WORTH = 0.8  # flags are named that together make a step shorter than this share of it
 # The published tool's columns, which its users' notebooks read.
@@ -127,23 +127,23 @@ def reasons(plans: Sequence[Plan], objective: str) -> list[str]:
     gpus = Counter(ranks[: first.tp * first.dp * first.pp])
     lines.append(f"It trains {speed(first.model, first.cluster, gpus, first.step_time)}.")
     lines.append(f"It runs with {options_line(first.options)}.")
+    found = errors(first.cluster, set(gpus), first.model, first.options)
     if exact:
         lines.append(f"Its step: {_shares(first, message_time(first))}.")
         lines.append(f"Its memory: {_memory(first)}.")
-        lines.append(expected_error(first.cluster, set(gpus), first.model, first.options))
+        lines.append(expected_error(found))
     goal = attrgetter("price_per_step" if objective == "cost" else "step_time")
-    alike = sum(goal(plan) <= (1 + MEAN_ERROR) * goal(first) for plan in plans)
+    error = max(each or MEAN_ERROR for each in found.values())
+    alike = sum(goal(plan) <= (1 + error) * goal(first) for plan in plans)
     if exact and objective != "pareto" and alike > 1:
-        lines.append(
-            f"Plans 1 to {alike} are within {MEAN_ERROR:.1%} of each other, the mean error of predictions "
-            "where others have measured (fasop/README.md): time them before you choose."
-        )
+        which = f"1 {'and' if alike == 2 else 'to'} {alike}"
+        lines.append(f"Plans {which} are within {error:.1%} of each other: time them before you choose.")
     return lines
 
 
 def faster_flags(plan: Plan) -> list[str]:
     """A sentence where other flags would make a plan of computed times much faster on the same GPUs."""
-    if plan.virtual_stages > 1 or plan.choices or not any("computed from" in note for note in plan.notes):
+    if plan.virtual_stages > 1 or plan.choices or not any("computed by" in note for note in plan.notes):
         return []
     changes: dict[str, dict[str, Any]] = {
         "--attention flash": {"attention": "flash"},
@@ -216,13 +216,15 @@ def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) 
     return f"{line}, MFU {rate / peak:.1%} (of the dense 16-bit peak)"
 
 
-def expected_error(cluster: Cluster, names: set[str], model: Model, options: Options) -> str:
-    """How far off plans of this kind on these GPUs were where others have measured."""
-    parts = []
-    for name in sorted(names):
-        gpu = hardware(cluster.gpu(name).costs_of)
-        error = mean_error(gpu.name, model, options) if gpu else None
-        parts.append(f"not judged on {name}" if error is None else f"{error:.0%} on {name}")
+def errors(cluster: Cluster, names: set[str], model: Model, options: Options) -> dict[str, float | None]:
+    """How far off plans of this kind on each of these GPUs were where others measured; None: nowhere."""
+    known = {name: hardware(cluster.gpu(name).costs_of) for name in sorted(names)}
+    return {name: gpu and mean_error(gpu.name, model, options) for name, gpu in known.items()}
+
+
+def expected_error(found: dict[str, float | None]) -> str:
+    """``errors`` as a sentence."""
+    parts = [f"{error:.0%} on {name}" if error else f"not judged on {name}" for name, error in found.items()]
     return f"Expected error of the step, from plans that others have measured: {', '.join(parts)}."
 
 

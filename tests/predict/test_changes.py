@@ -228,7 +228,7 @@ def test_a_model_survives_its_file(tmp_path) -> None:
         (Scale("(", 2), "is not a regular expression"),
         (RankAs(7), "the run has ranks 0"),
         (RankAs(0), "no other rank"),
-        (Overlap(), "have no communication"),
+        (Overlap(), "have no collectives"),
         (OtherGpu("H100", "H1000"), "GPU 'H1000' is unknown: use one of P100, V100"),
         (Network(1e9), "no communication between known ranks"),
     ],

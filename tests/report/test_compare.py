@@ -47,7 +47,7 @@ def test_a_kernel_that_is_gone_has_no_time(tmp_path: Path) -> None:
     paths = {each.name: each.device_ns for each in match(sides, "calls")}
     assert paths["Net_0/Linear_0/aten::mm/gemm"] == (70_000, None)
     text = "\n".join(lines(sides, 1))
-    assert re.search(r"1 others, only in b +- +70\.0 µs", text) or re.search(r"only in a +70\.0 µs", text)
+    assert re.search(r"1 other, only in b +- +70\.0 µs", text) or re.search(r"only in a +70\.0 µs", text)
     assert re.search(r"all +(\S+ \S+) +\1 +0", text), "the kernels of both take as long"
 
 
