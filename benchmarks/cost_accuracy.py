@@ -68,7 +68,7 @@ def batch_of(kind: str, table: Table) -> np.ndarray | None:
 
 def with_some(kind: str, table: Table, start: KernelTimes, name: str = "") -> Row:
     """With ``SHAPES`` measured shapes, judged on the others."""
-    given = np.isin(np.arange(len(table.micros)), drawn(table))
+    given = np.isin(np.arange(len(table.micros)), drawn(kind, table))
     some = table.where(given)
     times = calibrated(start, kind, some.points, some.micros)
     title = f"{TITLES[kind]}, GPU left out but for {SHAPES} shapes"

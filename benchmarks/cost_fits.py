@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -16,7 +18,9 @@ from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import LIKE, MODELS, KernelTimes, Values
 from chakra_et.cost.kernel_times import kernel_times as shipped
+from chakra_et.cost.products import SCALED
 from chakra_et.files import write_text
+from chakra_et.predict.measure_gpu import MeasureGpuConfig, product_shapes
 
 OF_KIND = ("burst", "hot")
 """Parameters that differ between kinds of memory: of the other kind, the prior says more."""
@@ -63,7 +67,8 @@ def mean_parameters(gpu: Gpu, kind: str, fitted: Sequence[tuple[Gpu, Values]]) -
 
 def like(gpu: Gpu, of: KernelTimes) -> KernelTimes:
     """The times of a GPU that wasn't measured but is like one that was."""
-    return KernelTimes(gpu, of.parameters, {kind: grid.faded(LIKE) for kind, grid in of.grids.items()})
+    faded = {kind: replace(grid, logs=grid.logs * LIKE) for kind, grid in of.grids.items()}
+    return KernelTimes(gpu, of.parameters, faded)
 
 
 def stranger(kind: str, gpu: Gpu, known: Sequence[KernelTimes]) -> KernelTimes:
@@ -72,9 +77,15 @@ def stranger(kind: str, gpu: Gpu, known: Sequence[KernelTimes]) -> KernelTimes:
     return KernelTimes(gpu, {kind: mean_parameters(gpu, kind, alike)}, {}) if alike else shipped(gpu)
 
 
-def drawn(table: Table) -> np.ndarray:
-    """Rows of a table that stand for what ``measure-gpu`` measures."""
-    return np.random.default_rng(1).choice(len(table.micros), min(SHAPES, len(table.micros) // 2), False)
+def drawn(kind: str, table: Table) -> np.ndarray:
+    """Rows of a table that stand for what ``measure-gpu`` measures: of products in 16 and 8 bits the nearest
+    to its shapes, of other kernels by chance."""
+    if kind not in ("16 bit", "8 bit"):
+        return np.random.default_rng(1).choice(len(table.micros), min(SHAPES, len(table.micros) // 2), False)
+    sizes = np.log2(table.points[:, 1:4])
+    shapes = np.log2(product_shapes(3 * SHAPES, MeasureGpuConfig.largest))
+    nearest = [int(((sizes - each) ** 2).sum(axis=1).argmin()) for each in shapes]
+    return np.array(list(dict.fromkeys(nearest))[:SHAPES])
 
 
 def write(folder: Path, kinds: Sequence[str]) -> None:
@@ -82,13 +93,19 @@ def write(folder: Path, kinds: Sequence[str]) -> None:
     made: dict[str, dict[str, Values]] = {}
     saved = dict(grids.load())
     for kind in kinds:
-        times = [own_times(kind, table) for table in READERS[kind](folder).values()]
+        tables = READERS[kind](folder).values()
+        times = [own_times(kind, table) for table in tables]
         for each in times:
-            made.setdefault(each.gpu.name, {})[kind] = each.parameters[kind]
             saved |= {f"{each.gpu.name} {of}": grid for of, grid in each.grids.items()}
-        for gpu in map(gpus.gpu, ("H100", "L40S")):
-            values = mean_parameters(gpu, kind, [(each.gpu, each.parameters[kind]) for each in times])
-            made.setdefault(f"nvidia {gpu.kind}", {})[kind] = values
+        fits = {kind: [(each.gpu, each.parameters[kind]) for each in times]}
+        if kind == "8 bit":  # other libraries' products, which may have any tiles
+            with mock.patch.dict(SCALED, clear=True):
+                fits["8 bit alone"] = [(table.gpu, fitted(kind, table)) for table in tables]
+        for name, found in fits.items():
+            for of, values in found:
+                made.setdefault(of.name, {})[name] = values
+            for gpu in map(gpus.gpu, ("H100", "L40S")):
+                made.setdefault(f"nvidia {gpu.kind}", {})[name] = mean_parameters(gpu, name, found)
     write_parameters(made)
     save(saved)
 

@@ -8,19 +8,17 @@ library takes the same kernel; how far a row is from the mean of m - 1's and m +
 how far rows are from what ``smoothing.py`` makes of all, between m = 9 and 15 and elsewhere. Of batched
 products in 32 bits: how far the time of one product is from that between the next smaller and the next larger
 batch of its own (m, n, k), for which a library takes the same kernel. Of ``measure-gpu``'s 100 shapes: how
-far off all others are by the parameters fitted to them, with what they say of others as shipped, and with the
-size, octaves and noise of that (``SETTINGS``) which suit these others best, as no choice could know. Of 8-bit
-products: how far the model is off with parameters fitted to the GPU's own rows.
+far off all others are by the parameters fitted to them, and with what they say of others as shipped; and what
+more shapes say, up to all but those judged, by ``smoothing.py``. Of 8-bit products: how far the model is off
+with parameters fitted to the GPU's own rows.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -31,11 +29,10 @@ from benchmarks.cost_fits import drawn, fitted, stranger
 from benchmarks.cost_tables import Table, read_float, read_products
 from benchmarks.smoothing import PRODUCT, smooth
 from chakra_et import cli
-from chakra_et.cost import grids
 from chakra_et.cost.kernel_times import MODELS, KernelTimes, calibrated
 
-SETTINGS = tuple(itertools.product((0.05, 0.1, 0.2), (1.5, 3.0, 6.0), (0.04, 0.08, 0.16)))
-"""Size, octaves and noise of a model's errors, as in ``chakra_et/cost/grids.py``."""
+MORE = (400, 1600, 6400)
+"""Shapes."""
 JUDGED = 4000
 
 
@@ -66,24 +63,28 @@ def between_batches(table: Table) -> np.ndarray:
 
 
 def by_few(name: str, tables: Mapping[str, Table]) -> list[float]:
-    """Errors of bfloat16 products with 100 measured shapes: without what these say of others, as shipped, and
-    by the best of ``SETTINGS``."""
+    """Errors of bfloat16 products with 100 measured shapes: without what these say of others, and as shipped;
+    then with ``MORE`` shapes, and all but those judged, smoothed beyond the GPU's own parameters."""
     table, kind = tables[name], "16 bit"
+    model, own = MODELS[kind], fitted(kind, table)
     known = [KernelTimes(of.gpu, {kind: fitted(kind, of)}, {}) for of in tables.values() if of is not table]
-    given = np.isin(np.arange(len(table.micros)), drawn(table))
-    some, others, place = table.where(given), table.where(~given).some(JUDGED), MODELS[kind].place
+    given = np.isin(np.arange(len(table.micros)), drawn(kind, table))
+    some, rest = table.where(given), table.where(~given)
+    order = np.random.default_rng(5).permutation(len(rest.micros))
+    others, rest = rest.where(order[:JUDGED]), rest.where(order[JUDGED:])
     times = calibrated(stranger(kind, table.gpu, known), kind, some.points, some.micros)
-    plain = replace(times, nearby={})
-    left = np.log(some.micros / plain.micros(kind, some.points))
-    said = plain.micros(kind, others.points) / others.micros
 
-    def error(size: float, octaves: float, noise: float) -> float:
-        with mock.patch.multiple(grids, _SIZE=size, _OCTAVES=octaves, _NOISE=noise):
-            beyond = grids.nearby(place(some.points), left).at(place(others.points))
-        return float(np.abs(said * np.exp(beyond) - 1).mean())
+    def off(said: np.ndarray) -> float:
+        return float(np.abs(said / others.micros - 1).mean())
 
-    shipped = float(np.abs(times.micros(kind, others.points) / others.micros - 1).mean())
-    return [float(np.abs(said - 1).mean()), shipped, min(error(*each) for each in SETTINGS)]
+    found = [off(each.micros(kind, others.points)) for each in (replace(times, nearby={}), times)]
+    said = model.micros(table.gpu, own, others.points)
+    for count in (*MORE, len(rest.micros)):
+        part = rest.where(np.arange(len(rest.micros)) < count)
+        beyond = np.log(part.micros / model.micros(table.gpu, own, part.points))
+        grid = smooth(model.place(part.points), beyond, PRODUCT)
+        found.append(off(said * np.exp(grid.at(model.place(others.points)))))
+    return found
 
 
 def own_parameters(kind: str, table: Table) -> float:
@@ -104,7 +105,8 @@ def main() -> int:
         figures = scatter(table.points[:, 1:4], np.log(table.micros / said))
         print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)
     tables = read_products(Path(options.given), "bfloat16")
-    print("\n| GPU | 100 shapes: parameters alone | as shipped | best of all settings |\n|---|---|---|---|")
+    counts = " | ".join(f"{count:,}" for count in MORE)
+    print(f"\n| GPU | 100 shapes: parameters alone | as shipped | {counts} | all others |\n|{'---|' * 7}")
     for name, table in tables.items():
         figures = by_few(name, tables)
         print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)

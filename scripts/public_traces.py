@@ -16,7 +16,6 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import sys
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +133,7 @@ def fetch(trace: Trace, path: Path, base: str = RAW) -> str:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             content = answer.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        why = getattr(error, "reason", error)  # of a URLError
         raise TraceError(f"{url}: can't be downloaded ({why}): check the network, or give --base") from None
     found = hashlib.sha256(content).hexdigest()
     if found != trace.sha256:

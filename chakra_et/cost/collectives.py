@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from chakra_et.cost import nccl
 from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.et.columns import CollectiveType
 
@@ -66,11 +67,7 @@ def message_time(size: int, source: int, target: int, topology: Topology) -> flo
         alpha, beta = _slowest_hop(topology, (source, target))
         return topology.call_ns + alpha + size * beta
     outer = _between(topology, (source, target))
-    if outer is None:
-        return topology.nccl.message(size)
-    from chakra_et.cost import nccl
-
-    return nccl.message_between(size, outer.bandwidth, outer.latency_ns)
+    return topology.nccl.message(size) if outer is None else nccl.message_between(size, outer)
 
 
 def _between(topology: Topology, ranks: Sequence[int]) -> Dimension | None:
@@ -80,15 +77,13 @@ def _between(topology: Topology, ranks: Sequence[int]) -> Dimension | None:
 
 
 def _by_nccl(kind: CollectiveType, size: float, ranks: Sequence[int], topology: Topology) -> float:
-    from chakra_et.cost import nccl  # its table is read only where GPUs are named
-
     assert topology.nccl is not None
     whole, outer = nccl.whole_bytes(kind, size, len(ranks)), _between(topology, ranks)
     if outer is None:
         return float(topology.nccl.time(kind, whole, len(ranks)))
     nodes = len({rank // topology.dimensions[0].size for rank in ranks})
     per_node = -(-len(ranks) // nodes)
-    return nccl.between_nodes(kind, whole, per_node, nodes, topology.nccl, outer.bandwidth, outer.latency_ns)
+    return nccl.between_nodes(kind, whole, per_node, nodes, topology.nccl, outer)
 
 
 def _slowest_hop(topology: Topology, ranks: Sequence[int]) -> tuple[float, float]:

@@ -30,10 +30,6 @@ class Grid:
     axes: tuple[np.ndarray, ...]
     logs: np.ndarray
 
-    def faded(self, part: float) -> Grid:
-        """A grid of which only a part holds."""
-        return self if part == 1 else Grid(self.axes, self.logs * part)
-
     def at(self, points: np.ndarray) -> np.ndarray:
         """The logarithms for ``points[R, D]``; float[R]."""
         ends, near = [], np.ones(len(points))

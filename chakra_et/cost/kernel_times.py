@@ -55,7 +55,7 @@ MODELS["attention"] = KernelModel(
 MODELS["8 bit alone"] = MODELS["8 bit"]._replace(
     micros=functools.partial(products.product_micros, number="8 bit", quantised=True)
 )
-_AS = {"tf32": "16 bit", "double": "float", "8 bit alone": "8 bit"}
+_AS = {"tf32": "16 bit", "double": "float"}
 """Kinds of which nothing was measured, and those whose parameters they take."""
 
 
@@ -101,7 +101,8 @@ def kernel_times(gpu: Gpu) -> KernelTimes:
     found: dict[str, grids.Grid] = {}
     for name, part in ((gpu.like, LIKE), (gpu.name, 1.0)):
         parameters |= _TABLE.get(name, {})
-        found |= {kind: known[f"{name} {kind}"].faded(part) for kind in MODELS if f"{name} {kind}" in known}
+        own = {kind: known[f"{name} {kind}"] for kind in MODELS if f"{name} {kind}" in known}
+        found |= {kind: replace(grid, logs=grid.logs * part) for kind, grid in own.items()}
     parameters |= {kind: dict(values) for kind, values in gpu.measured.items() if kind in MODELS}
     near = {
         kind: Nearby(np.array(rows)[:, :-1], np.array(rows)[:, -1])

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.cost import networks
+from chakra_et.cost.topology import Dimension
 from chakra_et.et.columns import CollectiveType
 
 SMALL = 4096
@@ -91,8 +92,7 @@ class NcclNode:
 
     def bus_of(self, ranks: int) -> float:
         """Bus bandwidth of a large all-reduce, bytes per second."""
-        counts = sorted(self.bus)
-        return float(np.interp(ranks, counts, [self.bus[count] for count in counts]))
+        return float(np.interp(ranks, sorted(self.bus), [self.bus[count] for count in sorted(self.bus)]))
 
     def time(self, kind: CollectiveType, size: Any, ranks: int) -> Any:
         """ns of a collective of ``size`` bytes (a number or an array of them) among ``ranks`` GPUs.
@@ -218,33 +218,23 @@ def node(gpu: str, link: str) -> NcclNode:
 
 
 def between_nodes(
-    kind: CollectiveType,
-    size: float,
-    per_node: int,
-    nodes: int,
-    of: NcclNode,
-    bandwidth: float,
-    latency_ns: float,
+    kind: CollectiveType, size: float, per_node: int, nodes: int, of: NcclNode, outer: Dimension
 ) -> float:
-    """ns of a collective of ``size`` bytes among ``per_node`` GPUs in each of ``nodes`` nodes. Not measured.
-
-    ``bandwidth``: bytes per second between nodes of each GPU; ``latency_ns``: of one message between nodes at
-    least.
-    """
+    """ns of a collective of ``size`` bytes among ``per_node`` GPUs of each of ``nodes``. Not measured."""
     if kind is CollectiveType.BARRIER:
         kind, size = CollectiveType.ALL_REDUCE, 0
     ranks, tuning = per_node * nodes, networks.table()["tuning"]
     inside = float(of.time(kind, size, per_node)) if per_node > 1 else 0.0
     if _LIKE.get(kind, kind) is CollectiveType.ALL_TO_ALL:
-        return max(inside, message_between(size * (nodes - 1) / nodes, bandwidth, latency_ns))
-    bus = min(of.bus_of(per_node) if per_node > 1 else math.inf, per_node * bandwidth)
+        return max(inside, message_between(size * (nodes - 1) / nodes, outer))
+    bus = min(of.bus_of(per_node) if per_node > 1 else math.inf, per_node * outer.bandwidth)
     possible = ["ring"]
     if kind is CollectiveType.ALL_REDUCE:
         possible += ["tree", "nvls tree"] if of.nvls and per_node > 1 else ["tree"]
     found = []
     for algorithm in possible:
         for protocol, cost in tuning["algorithms"][algorithm].items():
-            hop = max(cost["network"] * 1000, latency_ns)
+            hop = max(cost["network"] * 1000, outer.latency_ns)
             step = cost["PCIe" if of.link == "PCIe" else "NVLink"] * 1000
             moved, hops, steps = 2.0, 2 * math.log2(nodes), 2 * (per_node - 1) if algorithm == "tree" else 1
             if algorithm == "ring":
@@ -258,10 +248,10 @@ def between_nodes(
     return max(inside, float(min(found)))
 
 
-def message_between(size: float, bandwidth: float, latency_ns: float) -> float:
+def message_between(size: float, link: Dimension) -> float:
     """ns of a message of ``size`` bytes between two nodes, by the best of NCCL's protocols. Not measured."""
-    costs = networks.table()["tuning"]["algorithms"]["ring"].values()
-    return min(
-        each["base"] * 1e3 + max(each["network"] * 1e3, latency_ns) + size / (each["share"] * bandwidth) * 1e9
-        for each in costs
-    )
+    found = []
+    for each in networks.table()["tuning"]["algorithms"]["ring"].values():
+        latency_ns = each["base"] * 1e3 + max(each["network"] * 1e3, link.latency_ns)
+        found.append(latency_ns + size / (each["share"] * link.bandwidth) * 1e9)
+    return min(found)

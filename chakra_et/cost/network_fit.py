@@ -53,8 +53,7 @@ class NetworkModel:
     def time(self, kind: CollectiveType, size: int, ranks: int) -> float:
         """ns of a collective: between the sizes that were measured of its kind among as many ranks, beyond
         the largest in proportion to the bytes; where there are none, by the fitted costs."""
-        mine = [each for each in self.measured if (each.kind, each.ranks) == (kind, ranks)]
-        known = sorted((each.size, each.ns) for each in mine)
+        known = sorted((of.size, of.ns) for of in self.measured if (of.kind, of.ranks) == (kind, ranks))
         if not known:
             return collective_time(kind, size, range(ranks), self.topology(ranks))
         sizes, taken = np.array(known).T

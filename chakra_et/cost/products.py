@@ -74,9 +74,20 @@ _COOL = 400.0
 _WARM_STEP, _KEPT, _KEPT_APART = 0.8, (0.9, 1.2), (0.45, 1.35)
 """Latency from L2 over that from memory; parts of L2 up to which it keeps all operands, and from which none:
 NVIDIA's undivided one, and others, which fade as halves keep copies of each other's lines."""
+SCALED: dict[str, list[tuple[float, int, int]]] = {
+    "H100": [(256, 64, 64), (np.inf, 128, 128)],
+    "B200": [(64, 64, 64), (256, 64, 128), (np.inf, 128, 128)],
+    "L40S": [(16, 16, 64), (64, 32, 64), (128, 64, 64), (256, 128, 64), (np.inf, 128, 128)],
+}
+"""Up to how many rows SGLang's products of 8 bits, with quantisation, have which tiles, on a GPU and those
+like it (sgl-kernel/csrc/gemm/fp8_gemm_kernel.cu; B200: those of one of a pair of units); other GPUs of NVIDIA
+are taken to have the last. They never split K."""
+_ALONE, _FED = 0.95, 2.0
+"""Where such tiles leave units idle: the share of the peak that power allows the others, and how many times
+as much L2 delivers to them at most."""
 _IN_LINES, _SQUARE = {"L40S": "rows", "H100": "short"}, 128
-"""GPUs, and those like them, on which SGLang's and vLLM's products of 8 bits, with quantisation, go through
-their tiles in lines, along the rows of C or its short side, and the edge of these tiles."""
+"""GPUs, and those like them, on which these products go through their tiles in lines, along the rows of C or
+its short side, and the edge of these tiles."""
 _COPIES, _LANES = 4, 32
 """Bytes of a move where rows start at multiples of as many but not of 16, at others 2: cuBLAS's kernels are
 named ``align8``, ``align2`` and ``align1`` for 16 bits, ``align4`` and ``align1`` for TF32, the same for all
@@ -118,10 +129,10 @@ def product_micros(
     """
     item = {"8 bit": 1.0, "16 bit": 2.0, "double": 8.0}.get(number, 4.0)
     parts = [points[at : at + _ROWS] for at in range(0, len(points), _ROWS)]
-    lines = "" if quantised or number != "8 bit" else _IN_LINES.get(gpu.name) or _IN_LINES.get(gpu.like, "")
-    done = [_micros(gpu, parameters, part, number, item, lines) for part in parts]
+    scaled = number == "8 bit" and not quantised
+    done = [_micros(gpu, parameters, part, number, item, scaled) for part in parts]
     taken = np.concatenate(done) if done else np.zeros(0)
-    if number == "8 bit" and not quantised:
+    if scaled:
         m, n, k, sets = points[:, 1:].T
         found = _found(gpu, sets * (3 * m * k + k * n) + 2 * m * n)
         read = _QUANTISED * 3 * m * k
@@ -142,7 +153,7 @@ def moved(gpu: Gpu, parameters: Mapping[str, float], loaded: np.ndarray, found: 
 
 
 def _micros(
-    gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray, number: str, item: float, lines: str
+    gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray, number: str, item: float, scaled: bool
 ) -> np.ndarray:
     batch, m, n, k, sets, *layout = np.hsplit(points, points.shape[1])
     written = max(item, 2.0)
@@ -164,8 +175,13 @@ def _micros(
     together = np.clip(np.floor(_LARGEST / (high * wide)), 1, 4 if gpu.vendor == "nvidia" else 1)
     rounds = np.ceil(tiles / (gpu.units * together))
     part = (1 + edge * (1 / 256 + 1 / 128)) / (1 + edge * (1 / high + 1 / wide))
-    arithmetic = waves * 2 * high * wide * depth / (peak * burst / gpu.units * part)
+    family = next((of for of in (gpu.name, gpu.like, "L40S") if of in SCALED), "")
+    tiled = scaled and family and gpu.vendor == "nvidia"
+    idle = waves * gpu.units / tiles if tiled else 1.0
+    rate = peak * np.clip(burst * idle, burst, max(burst, _ALONE))
+    arithmetic = waves * 2 * high * wide * depth / (rate / gpu.units * part)
     load = parameters["load"] * peak / gpu.units * (256 + 128) / (256 * 128) * item / 2  # bytes per µs
+    load = load * np.minimum(idle, _FED)
     moving = waves * ((high + wide) * depth * item + high * wide * written) / load
 
     passed = batch * ((m * k + k * n) * item + m * n * written)
@@ -173,7 +189,7 @@ def _micros(
     found = _found(gpu, kept)
     waiting = rounds * depth / _ALONG[0] * parameters["step"] / clock * (1 - found * (1 - _WARM_STEP))
     loaded = passed * (1 - found)
-    if lines:
+    if lines := scaled and (_IN_LINES.get(gpu.name) or _IN_LINES.get(gpu.like)):
         side = m if lines == "rows" else np.minimum(m, n)
         loaded = np.maximum(loaded, _loaded_again(gpu, side, m * n, k))
     memory = moved(gpu, parameters, loaded, passed * found)
@@ -187,6 +203,10 @@ def _micros(
     all_of = bound + (1 + (rounds - 1) * again) * parameters["fill"] / clock + np.where(parts > 1, summed, 0)
     if simple and gpu.vendor == "nvidia":
         all_of = np.where((batch > 1) & _UNBATCHED["tf32" in gpu.peaks], np.inf, all_of)
+    if tiled:
+        steps = np.array(SCALED[family])
+        tile = steps[np.searchsorted(steps[:, 0], m[:, 0])]
+        all_of = np.where((high == tile[:, 1:2]) & (wide == tile[:, 2:]) & (parts == 1), all_of, np.inf)
     best = all_of.min(axis=1)
     heated = np.maximum(np.minimum(best, operations / (peak * burst)) - _COOL, 0)
     return parameters["launch"] + best + (burst / hot - 1) * heated

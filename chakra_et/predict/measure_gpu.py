@@ -85,8 +85,8 @@ def product_shapes(count: int, largest: float) -> np.ndarray:
     while len(found) < count:
         at += 1
         part = [(at * step) % 1 for step in (0.8191725, 0.6710436, 0.5497004)]  # of the plastic number
-        m = round(2 ** (part[0] * (_LARGEST_N - 1)))
-        n, k = (round(2 ** (6 + each * (_LARGEST_N - 6)) / 32) * 32 for each in part[1:])
+        m = round(2 ** (part[0] * _LARGEST_N))
+        n, k = (round(2 ** (5 + each * (_LARGEST_N - 5)) / 32) * 32 for each in part[1:])
         if 2.0 * m * n * k <= largest:
             found.append((m, n, k))
     return np.array(found, float)
