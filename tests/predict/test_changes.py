@@ -21,7 +21,7 @@ from chakra_et.transform.durations import Overlap, RankAs, Scale, parse_scale
 from chakra_et.transform.flags import parse_sizes
 from chakra_et.transform.network import TCP_PAYLOAD, Network, find_communication, gloo_segments
 from chakra_et.transform.scale import Scaling
-from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 
 def launches(kernels: int, launch: int = 10, length: int = 4, **more: int) -> list[dict]:
@@ -170,6 +170,14 @@ def test_overlap() -> None:
     assert us(predict(two_ranks(), [Overlap()])) == [150, 150]  # the all-reduce ends the step
     device = alone(*launches(3), {**collective(8, 60, (2,), stream=9), "device": 0})
     assert us(predict(device, [])) == [71]
+
+
+def test_overlap_leaves_messages_alone() -> None:
+    """The second stage computes on what it receives; its all-reduce can run beside that."""
+    first = make_trace(cpu(1, 50), send(2, 10, 1, (1,), tid=2), collective(3, 20, (1,), tid=3))
+    second = make_trace(recv(1, 10, 0, tid=2), cpu(2, 50, (1,)), collective(3, 20, tid=3), cpu(4, 30, (2, 3)))
+    run = make_run("stages", [first, second], [0, 1], {"1": [0, 1]})
+    assert us(predict(run, [])) == us(predict(run, [Overlap()])) == [70, 140]
 
 
 def test_a_model_is_found_again_from_its_times() -> None:
