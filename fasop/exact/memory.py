@@ -92,7 +92,9 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     held = {"T": in_layer, "D": in_layer + attention}
     ran = {"T": held["T"] + scores, "D": held["D"] + 2 * scores}
     kept = {"E": tokens * h, "P": 0.0, **ran}
-    once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": (4 * tokens * h + 4 * tokens * model.vocab) / tp}
+    # Logits in fp32; where no compiler fuses the loss also in 16 bits, and softmax and gradients in fp32.
+    logits = 14 if options.plain_loss else 4
+    once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": (4 * tokens * h + logits * tokens * model.vocab) / tp}
     if recompute != "none" and options.attention == "unfused":
         kept |= held
     # What modules that are computed again don't keep: latent attention's queries, keys and values; outputs of
@@ -135,6 +137,8 @@ def stage_gib(
     # The head's backward has ended before a layer's begins.
     size = size + np.maximum(once[0], once[1])
     if options.zero == 3 and dp > 1:
-        # The parameters of the unit that runs are whole.
-        size = size + float(parameters(model, tp, ep)[0].max()) * options.activation_bytes
+        # The unit that runs is whole; with overlap also the next layer, and the last one's gradients.
+        units = parameters(model, tp, ep)[0]
+        beside = options.overlap * (options.activation_bytes + options.gradient_bytes)
+        size = size + float(units.max() * options.activation_bytes + units[1] * beside)
     return size * MEMORY_MARGIN / GIB

@@ -45,6 +45,7 @@ _AGAIN: dict[str, Again] = {
     **{"layernorm": "elementwise", "moe_act": "elementwise", "selective AC": "operators"},
 }
 MOST_MISSING = 4  # layers that embedding and head may count as together
+_FUSED_LOSS = "2025"  # from this release on torchtitan compiles the loss, too
 _OFTEN = "26"  # from this release on recipes send tokens by DeepEP or HybridEP
 # Hidden size, layers and heads (README of MPT's llm-foundry).
 _MPT = {
@@ -232,6 +233,7 @@ def _described(
         overlap_tensor="async" in notes or engine == "megatron" and not model.experts,
         overlap_tokens=row.get("moe_a2a_overlap") == "True",
         adapters=row.get("task") == "LoRA",
+        plain_loss=engine == "torchtitan" and row.get("release", "") < _FUSED_LOSS,
     )
     degrees = (tp, count("pp"), count("cp"), count("ep"))
     gpu, gpus = _gpu(row["gpu"]), count("num_gpus")

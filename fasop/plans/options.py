@@ -33,7 +33,8 @@ class Options:
     (HSDP; 0: all); offload: the optimizer's states and its step are the host's.
     As recipes set it: again: modules that the backward pass computes again; cuda_graphs: no host starts the
     kernels; fast_dispatch: tokens go to experts by kernels made for it (DeepEP, HybridEP); overlap_tensor,
-    overlap_tokens: that communication runs beside computation; adapters: only LoRA's are trained.
+    overlap_tokens: that communication runs beside computation; adapters: only LoRA's are trained; plain_loss:
+    no compiler fuses the loss, which keeps each of its steps.
     """
 
     recompute: Recompute = "none"
@@ -54,6 +55,7 @@ class Options:
     overlap_tensor: bool = False
     overlap_tokens: bool = False
     adapters: bool = False
+    plain_loss: bool = False
 
     def shared(self, replicas: int) -> int:
         """Ranks that share a parameter's states, of so many that have it."""

@@ -15,7 +15,7 @@ from fasop.commands import evaluate
 from fasop.errors import PlanError
 from fasop.exact import recipes
 from fasop.exact.estimate import Estimate, estimate
-from fasop.exact.memory import activations
+from fasop.exact.memory import activations, parameters, stage_gib
 from fasop.exact.training_runs import expressible, layout_of, predicted, read_runs, refused
 from fasop.inputs.models import Model
 from fasop.plans.layout import Described, read_layouts
@@ -225,6 +225,26 @@ def test_activations_of_modules_that_are_computed_again_are_not_kept() -> None:
     latent = replace(model, kv_rank=512, q_rank=1536, rope=64, v_width=128, kv_heads=0)
     sizes = [activations(latent, 1, 2, replace(options, again=again), "none") for again in ((), ("latent",))]
     assert (sizes[0] - sizes[1])[0, 1] == 2 * 8192 * 6 * 4096
+
+
+def test_a_loss_that_is_not_fused_keeps_its_steps() -> None:
+    """Logits in 16 and 32 bits, softmax and gradients in 32 bits: 10 bytes more for each number."""
+    model = Model("m", 4096, 8192, 32, 128256, 32, 8, tied=False)
+    fused, plain = (activations(model, 1, 2, Options(plain_loss=own), "none")[1, -1] for own in (False, True))
+    assert plain - fused == 10 * 2 * 8192 * 128256
+
+
+def test_fsdp_holds_the_next_layer_and_the_gradients_of_the_last() -> None:
+    model = Model("m", 4096, 8192, 32, 128256, 32, 8, tied=False)
+    held = (np.array(1e9), np.array(0.0))
+    sizes = [
+        stage_gib(
+            model, Options(zero=3, overlap=own, gradient_bytes=4), (1, 1, 8), held, np.zeros(()), (0.0, 0.0)
+        )
+        for own in (False, True)
+    ]
+    layer = parameters(model, 1)[0][1]
+    assert (sizes[1] - sizes[0]) * 2**30 == pytest.approx(1.1 * layer * (2 + 4))
 
 
 def test_messages_of_vtrain_are_counted_as_its_simulator_does(tmp_path: Path) -> None:
