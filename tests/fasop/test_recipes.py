@@ -236,13 +236,9 @@ def test_a_loss_that_is_not_fused_keeps_its_steps() -> None:
 
 def test_fsdp_holds_the_next_layer_and_the_gradients_of_the_last() -> None:
     model = Model("m", 4096, 8192, 32, 128256, 32, 8, tied=False)
-    held = (np.array(1e9), np.array(0.0))
-    sizes = [
-        stage_gib(
-            model, Options(zero=3, overlap=own, gradient_bytes=4), (1, 1, 8), held, np.zeros(()), (0.0, 0.0)
-        )
-        for own in (False, True)
-    ]
+    held, none = (np.array(1e9), np.array(0.0)), np.array(0.0)
+    ways = [Options(zero=3, overlap=own, gradient_bytes=4) for own in (False, True)]
+    sizes = [stage_gib(model, way, (1, 1, 8), held, none, (none, none)) for way in ways]
     layer = parameters(model, 1)[0][1]
     assert (sizes[1] - sizes[0]) * 2**30 == pytest.approx(1.1 * layer * (2 + 4))
 
