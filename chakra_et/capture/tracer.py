@@ -181,12 +181,10 @@ class ChakraTracer:
         except Exception as error:
             if not self.finished:
                 self._give_up(error)
-            if training_failed:
-                notify(logging.WARNING, "trace %s rank %d: %s", self.name, self.rank, error)
-            elif self.strict:
+            if self.strict and not training_failed:
                 raise
-            else:
-                notify(logging.WARNING, "trace %s rank %d: %s; training goes on", self.name, self.rank, error)
+            goes_on = "" if training_failed else "; training goes on"
+            notify(logging.WARNING, "trace %s rank %d: %s%s", self.name, self.rank, error, goes_on)
 
     def _give_up(self, error: Exception) -> None:
         """End the capture before anything was written, and report why to rank 0."""
@@ -352,12 +350,8 @@ def _place() -> tuple[int, int] | None:
 def _place_by_launcher() -> tuple[int, int]:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if size > 1:
-        notify(
-            logging.WARNING,
-            "rank %d: torch.distributed is not initialised, so the trace has no process groups; "
-            "create the tracer after init_process_group",
-            rank,
-        )
+        missing = "torch.distributed is not initialised, so the trace has no process groups"
+        notify(logging.WARNING, "rank %d: %s; create the tracer after init_process_group", rank, missing)
     return rank, size
 
 

@@ -32,8 +32,7 @@ ATTRIBUTES = ("stream", "num_ops", "tensor_size", "comm_size", "comm_src", "comm
 @functools.cache
 def dictionary() -> dict[str, str]:
     """What the columns of all tables mean."""
-    text = (resources.files("chakra_et.export") / "columns.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    return json.loads((resources.files("chakra_et.export") / "columns.json").read_text(encoding="utf-8"))
 
 
 class Table:

@@ -20,6 +20,7 @@ def device(*events: tuple[str, int, int, int]) -> Any:
         thread=np.array(thread),
         start=np.array(start),
         rf_id=np.array(rf_id),
+        threads=[(0, number) for number in range(20)],
     )
 
 
@@ -32,5 +33,13 @@ def test_operations_of_gloo_are_matched_by_calls_and_not_by_the_threads_that_too
         ("c10d::allreduce_", 1, 100, 11), ("c10d::allreduce_", 1, 120, 13), (reduce, 7, 125, 14),
         (reduce, 8, 130, 12),
     )  # fmt: skip
-    pairs = dict(_matched(trace, np.arange(4), np.arange(4, 8)).tolist())
+    pairs = dict(_matched(trace, np.arange(4), np.arange(4, 8), {}).tolist())
     assert pairs == {0: 4, 1: 7, 2: 5, 3: 6}
+
+
+def test_operations_of_gloo_are_matched_within_their_group() -> None:
+    """Two threads with a group each call in another order in each step: sizes went to the other group."""
+    reduce = "gloo:all_reduce"
+    trace = device((reduce, 7, 0, 2), (reduce, 8, 10, 4), (reduce, 8, 100, 0), (reduce, 7, 110, 0))
+    pairs = _matched(trace, np.arange(2), np.arange(2, 4), {7: "1", 8: "2"}).tolist()
+    assert dict(pairs) == {0: 3, 1: 2}

@@ -108,12 +108,10 @@ class Around:
 
     def last_launcher(self, row: int) -> int:
         """The last launcher that was recorded before event ``row``, -1 for none."""
-        device = self.device
-        if device.rf_id[row] > 0:
-            at = int(np.searchsorted(device.rf_id[self._by_id], device.rf_id[row], side="left")) - 1
-            return int(self._by_id[at]) if at >= 0 else -1
-        at = int(np.searchsorted(device.start[self.launchers], device.start[row], side="right")) - 1
-        return int(self.launchers[at]) if at >= 0 else -1
+        known = self.device.rf_id[row] > 0
+        among, order = (self._by_id, self.device.rf_id) if known else (self.launchers, self.device.start)
+        at = int(np.searchsorted(order[among], order[row], side="left" if known else "right")) - 1
+        return int(among[at]) if at >= 0 else -1
 
     def chain(self, row: int) -> list[int]:
         """``row`` and the events around it, innermost first."""

@@ -32,8 +32,7 @@ class Groups:
     ``declared``: groups in a manifest or process-group record; ``by_name``: these and groups that only occur
     in single events. ``of_launcher``: launching operator → its group. ``are_listed``: whether there is a
     record of groups; otherwise the default group is assumed. ``streams``: (device, stream) of the
-    communication kernels → its number in the order of first use. ``of_thread``: gloo thread → its group,
-    where our tracer recorded it.
+    communication kernels → its number in the order of first use. ``of_thread``: gloo thread → its group.
     """
 
     def __init__(self, around: Around, kernels: np.ndarray, manifest: Sequence[dict[str, Any]]) -> None:
@@ -61,18 +60,8 @@ class Groups:
         self.are_listed = bool(manifest or device.distributed.get("pg_config") or host.groups)
         streams = zip(device.device[kernels].tolist(), device.stream[kernels].tolist(), strict=True)
         self.streams = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}
-        of_tid = {}
         self.rank = int(as_number(device.distributed.get("rank"), -1))
-        for record in manifest:
-            tids = record["threads"].get(self.rank)
-            for tid in tids if isinstance(tids, list) else ():
-                if isinstance(tid, int):
-                    of_tid[tid] = self.declared[str(record["pg_name"])]
-        self.of_thread = {
-            thread: of_tid[tid]
-            for thread, (_, tid) in enumerate(device.threads)
-            if isinstance(tid, int) and tid in of_tid
-        }
+        self.of_thread = {at: self.declared[of] for at, of in gloo_threads(device, manifest).items()}
 
     def _named_by(self, launch: int) -> Group | None:
         """The group of a launcher: by an enclosing ``process_group:NAME``, which our tracer writes, or by the
@@ -112,17 +101,29 @@ class Groups:
     def of_backend(self, launch_of: dict[int, int], findings: Findings) -> dict[int, Group]:
         """The group of each event of a CPU backend. ``launch_of``: row → row of its launcher, -1 for none.
 
-        Gloo's operators do not record their group, our tracer does: around the call, and by threads. Without
-        it the default group is assumed.
+        Gloo's operators do not record their group, our tracer does: by threads, of which each group has its
+        own, and around the call. Without it the default group is assumed.
         """
         thread = self.around.device.thread
         groups = {
-            row: self.of_launcher.get(launch) or self.of_thread.get(int(thread[row]))
+            row: self.of_thread.get(int(thread[row])) or self.of_launcher.get(launch)
             for row, launch in launch_of.items()
         }
         mine = [each for each in self.declared.values() if not each.ranks or self.rank in (-1, *each.ranks)]
         findings.add("group-default", list(groups.values()).count(None) if len(mine) > 1 else 0)
         return {row: group or self.default for row, group in groups.items()}
+
+
+def gloo_threads(device: DeviceTrace, manifest: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """Index of each of gloo's threads → the name of its group, where our tracer recorded it."""
+    rank, of_tid = int(as_number(device.distributed.get("rank"), -1)), dict[int, str]()
+    for record in manifest:
+        tids = record["threads"].get(rank)
+        if isinstance(tids, list):
+            of_tid |= {tid: str(record["pg_name"]) for tid in tids if type(tid) is int}
+    return {
+        at: of_tid[tid] for at, (_, tid) in enumerate(device.threads) if type(tid) is int and tid in of_tid
+    }
 
 
 def declared_groups(

@@ -174,12 +174,12 @@ def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other:
     absent = np.flatnonzero(on_cpu & (linked.host_row < 0))
     if not len(other) and not len(absent):
         return f"{'the first' if on_cpu.any() else 'the second'} has none"
-    row = int(other[0] if len(other) else absent[0])
+    row = [*other, *absent][0]
     name = repr(device.names[device.name[row]][:60])
-    if len(other):
-        in_host = host.names[host.name[linked.host_row[row]]][:60]
-        return f"record function {device.rf_id[row]} is {in_host!r} in the first and {name} in the second"
-    return f"{name} of the second is not in the first"
+    if not len(other):
+        return f"{name} of the second is not in the first"
+    in_host = host.names[host.name[linked.host_row[row]]][:60]
+    return f"record function {device.rf_id[row]} is {in_host!r} in the first and {name} in the second"
 
 
 def rank_and_world(

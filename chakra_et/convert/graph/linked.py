@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs
+from chakra_et.arrays import coded_pairs, rows_by_value
 from chakra_et.convert.graph import timeline
 from chakra_et.convert.graph.communication import Communications
+from chakra_et.convert.graph.groups import gloo_threads
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
 from chakra_et.convert.graph.launches import (
     QUERY,
@@ -96,7 +97,7 @@ def link_rank(
     for clock in clocks:
         findings.add("clock-offset", abs(clock.offset_ns), str(clock.device))
         findings.add("clock-contradicted", clock.contradicting)
-    kept, per_operator_ns, device, linked, likeness = with_structure(device, calls, linked)
+    kept, per_operator_ns, device, linked, likeness = with_structure(device, calls, linked, groups)
     findings.add("structure-step", (~kept).sum())
     known = [(number, row) for number, row in steps(device) if kept[row]]
     begin, end, key = ALWAYS.min if kept.all() else int(device.start[kept].min()), ALWAYS.max, ""
@@ -152,7 +153,7 @@ def _is_cut(device: DeviceTrace, known: list[tuple[int, int]], number: int) -> b
 
 
 def with_structure(
-    device: DeviceTrace, calls: np.ndarray, linked: Link
+    device: DeviceTrace, calls: np.ndarray, linked: Link, groups: Sequence[dict[str, Any]]
 ) -> tuple[np.ndarray, float, DeviceTrace, Link, np.ndarray]:
     """Which rows' times count (bool), the ns that recording took per operator by the tracer's measurement,
     the trace with record-function ids in all steps, its link, and for each row 1 if the structure step has
@@ -184,7 +185,7 @@ def with_structure(
     source = np.flatnonzero(on_cpu & (step_of == 0) & (device.start >= began) & ~measured)
     for step in range(1, len(begins) + 1):
         rows = np.flatnonzero(on_cpu & (step_of == step))
-        like, same = _matched(device, source, rows).T
+        like, same = _matched(device, source, rows, gloo_threads(device, groups)).T
         host_row[same] = host_row[like]
         own = device.rf_id[like]
         record[same] = np.where(own > 0, own + (step - 1) * ids, own)
@@ -195,25 +196,34 @@ def with_structure(
     return kept, per_operator, device, dataclasses.replace(linked, host_row=host_row), likeness
 
 
-def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Pairs of rows int64[K, 2]. Operations of gloo, which whichever of its threads is free works on, are
-    matched in the order of their calls; what is left of other threads is matched regardless of the thread."""
+def _matched(
+    device: DeviceTrace, source: np.ndarray, rows: np.ndarray, group_of: dict[int, str]
+) -> np.ndarray:
+    """Pairs of rows int64[K, 2]. Operations of a gloo group, which whichever of its threads is free works on,
+    are matched in the order of their calls; threads that are new in each step, with those that did the same;
+    what is left, regardless of the thread."""
     names = [STEP if name.startswith(STEP) else name for name in device.names]
     pooled = named(device, lambda name: name.startswith(POOLED))
+    groups = list(dict.fromkeys(group_of.values()))
+    pool = [-groups.index(group_of[at]) - 3 if at in group_of else -2 for at in range(len(device.threads))]
+    place = np.where(pooled, np.array(pool)[device.thread], device.thread)
+    # A record-function id is given at the call, before a thread of gloo begins.
+    sides = [side[np.lexsort((device.start[side], device.rf_id[side]))] for side in (source, rows)]
     found: list[tuple[int, int]] = []
 
-    def match(*sides: np.ndarray) -> None:
-        texts = [[names[code] for code in device.name[side].tolist()] for side in sides]
-        found.extend((int(sides[0][a]), int(sides[1][b])) for a, b in aligned(*texts))
+    def texts(side: np.ndarray) -> tuple[str, ...]:
+        return tuple(names[code] for code in device.name[side].tolist())
 
-    # A record-function id is given at the call, before a thread of gloo begins.
-    in_pool = (side[pooled[side]] for side in (source, rows))
-    match(*(side[np.lexsort((device.start[side], device.rf_id[side]))] for side in in_pool))
-    source, rows = source[~pooled[source]], rows[~pooled[rows]]
-    for thread in np.unique(device.thread[rows]).tolist():
-        match(source[device.thread[source] == thread], rows[device.thread[rows] == thread])
-    taken = np.array(found, dtype=np.int64).reshape(-1, 2)
-    match(source[~np.isin(source, taken[:, 0])], rows[~np.isin(rows, taken[:, 1])])
+    def match(*sides: np.ndarray) -> None:
+        found.extend(
+            (int(sides[0][a]), int(sides[1][b])) for a, b in aligned(*(list(texts(side)) for side in sides))
+        )
+
+    old, new = (rows_by_value(place, side) for side in sides)
+    apart = {texts(own): own for at, own in old.items() if at not in new}
+    for at, own in new.items():
+        match(old[at] if at in old else apart.pop(texts(own), own[:0]), own)
+    match(*(side[~np.isin(side, found) & ~pooled[side]] for side in sides))
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
