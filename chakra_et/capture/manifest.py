@@ -150,7 +150,7 @@ class Mailbox:
         try:
             self.store.set(f"{self.key}/{self.rank}", json.dumps(record, default=str))
         except Exception as error:
-            lost = "rank %d is not in the manifest: the rendezvous store does not answer (%s)"
+            lost = "rank %d is not in the manifest: the rendezvous store doesn't answer (%s)"
             notify(logging.WARNING, lost, self.rank, error)
 
     def collect(self, records: dict[int, dict[str, Any]], seconds: Callable[[], float]) -> None:
@@ -164,7 +164,11 @@ class Mailbox:
                     if self.store.check([f"{self.key}/{rank}"]):
                         records[rank] = json.loads(self.store.get(f"{self.key}/{rank}"))
             except Exception as error:
-                notify(logging.WARNING, "the manifest lacks ranks: torch's store doesn't answer (%s)", error)
+                notify(
+                    logging.WARNING,
+                    "the manifest lacks ranks: the rendezvous store doesn't answer (%s)",
+                    error,
+                )
                 self.store = None
             if time.monotonic() - began >= seconds():
                 break

@@ -89,7 +89,7 @@ def test_ids_of_another_run(altered):
                     attr["value"] += 10_000
 
     (problem,) = altered(shift)
-    assert problem.startswith("of ") and problem.endswith("only 0 are in both")
+    assert problem.startswith("only 0 record-function ids are in both traces")
 
 
 def test_operator_of_the_training_thread_in_one_trace_only(altered):
