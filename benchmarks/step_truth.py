@@ -8,8 +8,10 @@ With ``--clock cpu``, for machines with other work, the graph's step is the CPU 
 what the conversion took off in all threads, and the truth the CPU time of an untraced step, both without that
 of gloo's threads that poll for messages; with ``--clock wall`` both are times of the clock. Over steps and
 turns: medians; over ranks: means. ``again``: how far the truth of a turn is from the median of the turns, on
-average, as processes of one script differ. ``traced`` and ``observed``: the timed and the structure step as
-recorded, which is the state before and after. Then the mean and the worst error.
+average, as processes of one script differ. ``own``: how far the untraced steps of the traced process are from
+the truth, which is what a graph that is right about its own process is off by. ``traced`` and ``observed``:
+the timed and the structure step as recorded, which is the state before and after. Then the mean
+and the worst error.
 
 ``--modules``: where the time goes. Hooks around each call of an ``nn.Module`` open a record and read the
 clock. Printed is, by class of module, the time per step in its forward calls by the clock of the untraced
@@ -139,8 +141,9 @@ def run(name: str, size: int, folder: Path, traced: bool, by_module: bool = Fals
     raise RuntimeError(f"{name} {size}: {done.stderr[-2000:]}")
 
 
-def measure(name: str, size: int, clock: str) -> tuple[float, float, float, float]:
-    """ms: untraced step of a process of its own; the graph's, the timed and the structure step."""
+def measure(name: str, size: int, clock: str) -> tuple[float, float, float, float, float]:
+    """ms: untraced step of a process of its own; the graph's, the timed and the structure step; the untraced
+    step of the traced process."""
     from chakra_et.convert.pair import PairOptions
     from chakra_et.convert.runs import convert_sets
     from chakra_et.et import file as et_file
@@ -155,13 +158,14 @@ def measure(name: str, size: int, clock: str) -> tuple[float, float, float, floa
         run(name, size, folder, True)
         (result,) = convert_sets(find(folder), PairOptions())
         assert not result.failed, [*result.problems, *result.ranks.values()]
-        graphs, traced, observed = [], [], []
+        graphs, traced, observed, own_steps = [], [], [], []
         for rank in result.good:
             recording = load(result.traces.pairs[rank].device).recording
             assert recording is not None
             trace = et_file.read(result.traces.et_file(rank))
             steps = [step[at] / 1000 for step in recording.timed_us]
             traced.append(median(steps))
+            own_steps.append(median(step[at] / 1000 for step in recording.untraced_us))
             if clock == "cpu":  # what was taken off in all threads
                 own = trace.attributes["recorded_micros"]
                 taken = int((own.values - trace.duration_micros.astype(np.int64)[own.rows]).sum())
@@ -171,7 +175,7 @@ def measure(name: str, size: int, clock: str) -> tuple[float, float, float, floa
             graphs.append(traced[-1] - taken / 1000 / len(steps))
             observed.append(recording.step_us[recording.structure_step][at] / 1000)
     truth = mean(median(step[at] * 1000 for step in steps) for steps in plain)
-    return truth, mean(graphs), mean(traced), mean(observed)
+    return truth, mean(graphs), mean(traced), mean(observed), mean(own_steps)
 
 
 def measure_modules(name: str, size: int) -> tuple[dict[str, float], dict[str, float], float]:
@@ -250,18 +254,19 @@ def main() -> int:
         return 0
     errors = []
     print(
-        f"{'script':26} size  truth ms  graph ms  error %  again %  traced/truth  observed/truth", flush=True
+        f"{'script':26} size  truth ms  graph ms  error %  again %  own %  traced/truth  observed/truth",
+        flush=True,
     )
     again = []
     for name in config.scripts.split(","):
         for size in map(int, config.sizes.split(",")):
             turns = [measure(name, size, config.clock) for _ in range(config.turns)]
-            truth, graph, traced, observed = (median(column) for column in zip(*turns, strict=True))
+            truth, graph, traced, observed, own = (median(column) for column in zip(*turns, strict=True))
             errors.append(100 * (graph / truth - 1))
             again.append(100 * mean(abs(turn[0] / truth - 1) for turn in turns))
             print(
                 f"{name:26} {size:4}  {truth:8.2f}  {graph:8.2f}  {errors[-1]:+7.1f}  {again[-1]:7.1f}"
-                f"  {traced / truth:12.2f}  {observed / truth:14.2f}",
+                f"  {100 * (own / truth - 1):+5.1f}  {traced / truth:12.2f}  {observed / truth:14.2f}",
                 flush=True,
             )
     sizes = [abs(error) for error in errors]

@@ -211,18 +211,16 @@ def _matched(
     sides = [side[np.lexsort((device.start[side], device.rf_id[side]))] for side in (source, rows)]
     found: list[tuple[int, int]] = []
 
-    def texts(side: np.ndarray) -> tuple[str, ...]:
-        return tuple(names[code] for code in device.name[side].tolist())
+    def texts(side: np.ndarray) -> list[str]:
+        return [names[code] for code in device.name[side].tolist()]
 
     def match(*sides: np.ndarray) -> None:
-        found.extend(
-            (int(sides[0][a]), int(sides[1][b])) for a, b in aligned(*(list(texts(side)) for side in sides))
-        )
+        found.extend((int(sides[0][a]), int(sides[1][b])) for a, b in aligned(*map(texts, sides)))
 
     old, new = (rows_by_value(place, side) for side in sides)
-    apart = {texts(own): own for at, own in old.items() if at not in new}
+    apart = {tuple(texts(own)): own for at, own in old.items() if at not in new}
     for at, own in new.items():
-        match(old[at] if at in old else apart.pop(texts(own), own[:0]), own)
+        match(old[at] if at in old else apart.pop(tuple(texts(own)), own[:0]), own)
     match(*(side[~np.isin(side, found) & ~pooled[side]] for side in sides))
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 
