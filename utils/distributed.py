@@ -123,8 +123,8 @@ def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:
         watch.start()
         watch.barrier("start", timeout=dist_timeout)
         if group_store is not None:
-            # At its timeout NCCL aborts the process without a message, so the watch must come first.
-            limit = datetime.timedelta(seconds=dist_timeout + (60 if world.backend == "nccl" else 0))
+            # NCCL aborts at its timeout, gloo names no rank at its own: the watch must come first.
+            limit = datetime.timedelta(seconds=dist_timeout + 60)
             known: dict[str, Any] = {"rank": world.rank, "world_size": world.size, "timeout": limit}
             dist.init_process_group(world.backend, store=group_store, **known)
         code = main(world, watch)

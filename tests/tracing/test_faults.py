@@ -175,10 +175,10 @@ def test_exception_of_the_loop_is_not_hidden_by_a_full_disk(tmp_path, caplog):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system with room for 600 kB."""
+    """A file system with room for 1.8 MB: a step of worker.py, uncompressed, but not 20."""
     folder = tmp_path / "small"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=1800k", "tmpfs", str(folder)]
     if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command).returncode != 0:
         pytest.skip("mounting a small tmpfs is not allowed here")
     yield folder
@@ -187,7 +187,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_full_disk_is_one_sentence_and_leaves_no_rest(worker, small_disk, strict):
-    process = worker(str(small_disk), "t", "8", "--active", "6", *(["--strict"] if strict else []))
+    process = worker(str(small_disk), "t", "24", "--active", "20", *(["--strict"] if strict else []))
     output, _ = process.communicate(timeout=120)
     assert process.returncode == strict
     assert output.count("make room or choose another folder") == 1
@@ -202,7 +202,7 @@ def test_earlier_capture_outlives_one_that_finds_no_room(worker, small_disk):
     assert process.returncode == 0
     before = {path.name: path.read_bytes() for path in small_disk.glob("t_*.gz")}
     assert len(before) == 2
-    process = worker(str(small_disk), "t", "8", "--active", "6", "--gzip", "--strict")
+    process = worker(str(small_disk), "t", "24", "--active", "20", "--gzip", "--strict")
     process.communicate(timeout=120)
     assert process.returncode == 1
     assert {path.name: path.read_bytes() for path in small_disk.glob("t_*.gz")} == before
