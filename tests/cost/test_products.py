@@ -56,3 +56,14 @@ def test_tiles_in_lines_load_operands_again_where_8_bits_are_quantised(
             product_micros(each, parameters, points, number, quantised).tolist() for each in (gpu, other)
         )
         assert (here > 1.2 * square) if in_lines else (here == square)
+
+
+@pytest.mark.parametrize("name", ["H100", "H200", "L40S"])
+def test_scaled_products_take_their_librarys_larger_tiles_from_257_rows_on(name: str) -> None:
+    """Too few for all units: larger tiles take longer. A library that may choose keeps the small ones."""
+    gpu = gpus.gpu(name)
+    points = np.array([[1, rows, 128, 16384, 1] for rows in (256, 257)], float)
+    few, more = product_micros(gpu, start(gpu, "8 bit"), points, "8 bit")
+    assert more > 1.5 * few
+    few, more = product_micros(gpu, start(gpu, "8 bit"), points, "8 bit", quantised=True)
+    assert more == pytest.approx(few, rel=0.01)
