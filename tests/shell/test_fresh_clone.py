@@ -58,7 +58,7 @@ def test_one_command_on_a_fresh_clone_gives_valid_traces(
     outputs = {path.name for path in (clone / "outputs").iterdir()}
     name = "gpt2_2gpu_quick_trace"
     assert {f"{name}.0.et", f"{name}.1.et", f"{name}.et", f"{name}_manifest.json"} <= outputs
-    assert re.search(rf"{re.escape(name)}\.1\.et +[\d.]+ .B +Chakra trace of rank 1", result.stdout)
+    assert re.search(rf"^{re.escape(name)}\.1\.et .* ok$", result.stdout, re.MULTILINE)
     python = str(clone / ".venv" / "bin" / "python")
     code = "import torch; print(torch.__version__)"
     assert subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.startswith("2.13.0")
