@@ -78,7 +78,7 @@ async function main() {
   document.getElementById("page").replaceChildren(
     el("header", {}, el("div", {}, el("h1", {}, content.name), el("p", { class: "muted" }, `${count(content.ranks.length)} ranks`)), el("nav", {}, themeButton(() => {}))),
     el("section", { id: "summary" }, el("p", { class: "lead" }, lead), el("ul", {}, ...rest.map(text => el("li", {}, text))),
-      el("div", { class: "lacks" }, el("ul", {}, ...content.notes.map(text => el("li", {}, text))))),
+      content.notes.length === 0 ? null : el("div", { class: "lacks" }, el("ul", {}, ...content.notes.map(text => el("li", {}, text))))),
     section("outliers", "Ranks that stand out", content.outliers.length > 0 ? outliers : el("p", { class: "muted" }, "None.")),
     section("beside", "The slowest ranks and typical ones", legend(content.parts.map(name => [name, `var(${variable(name)})`])), stackedBars(beside, content.parts)),
     stepMap(content, columns.own), meshMaps(content, columns.own),
