@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chakra_et.cost import nccl
 from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.et.columns import CollectiveType
 
@@ -63,11 +62,10 @@ def collective_time(kind: CollectiveType, size: float, ranks: Sequence[int], top
 
 def message_time(size: int, source: int, target: int, topology: Topology) -> float:
     """ns for a message between two ranks: NCCL's, or α + nβ of the outermost dimension that it crosses."""
-    if topology.nccl is None:
-        alpha, beta = _slowest_hop(topology, (source, target))
-        return topology.call_ns + alpha + size * beta
-    outer = _between(topology, (source, target))
-    return topology.nccl.message(size) if outer is None else nccl.message_between(size, outer)
+    if topology.nccl is not None:
+        return topology.nccl.message(size, _between(topology, (source, target)))
+    alpha, beta = _slowest_hop(topology, (source, target))
+    return topology.call_ns + alpha + size * beta
 
 
 def _between(topology: Topology, ranks: Sequence[int]) -> Dimension | None:
@@ -77,13 +75,14 @@ def _between(topology: Topology, ranks: Sequence[int]) -> Dimension | None:
 
 
 def _by_nccl(kind: CollectiveType, size: float, ranks: Sequence[int], topology: Topology) -> float:
+    from chakra_et.cost import nccl  # read only where GPUs are named
+
     assert topology.nccl is not None
     whole, outer = nccl.whole_bytes(kind, size, len(ranks)), _between(topology, ranks)
     if outer is None:
         return float(topology.nccl.time(kind, whole, len(ranks)))
     nodes = len({rank // topology.dimensions[0].size for rank in ranks})
-    per_node = -(-len(ranks) // nodes)
-    return nccl.between_nodes(kind, whole, per_node, nodes, topology.nccl, outer)
+    return nccl.between_nodes(kind, whole, -(-len(ranks) // nodes), nodes, topology.nccl, outer)
 
 
 def _slowest_hop(topology: Topology, ranks: Sequence[int]) -> tuple[float, float]:

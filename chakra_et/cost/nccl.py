@@ -112,9 +112,10 @@ class NcclNode:
         more = (self.latency(max(ranks, at)) / self.latency(at) - 1) * self._at(chosen, 0.0, above)
         return self._at(chosen, size, below) ** (1 - share) * self._at(chosen, size, above) ** share + more
 
-    def message(self, size: float) -> float:
-        """ns of a message: each of two GPUs sends as much in an all-to-all of twice the bytes."""
-        return float(self.time(CollectiveType.ALL_TO_ALL, 2 * size, 2))
+    def message(self, size: float, outer: Dimension | None = None) -> float:
+        """ns of a message: two GPUs of a node send as much in an all-to-all of twice the bytes."""
+        within = CollectiveType.ALL_TO_ALL, 2 * size, 2
+        return message_between(size, outer) if outer else float(self.time(*within))
 
     def latency(self, ranks: int) -> float:
         """ns of a small all-reduce."""
