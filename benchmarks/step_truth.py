@@ -15,8 +15,10 @@ and the worst error.
 
 ``--modules``: where the time goes. Hooks around each call of an ``nn.Module`` open a record and read the
 clock. Printed is, by class of module, the time per step in its forward calls by the clock of the untraced
-process and in the graph of the traced one: the graph's durations are not CPU time, so this needs an idle
-machine. Classes with less than a twentieth of the step are left out.
+process, by that of the timed steps of the traced one, and in its graph: the graph's durations are not CPU
+time, so this needs an idle machine. Where the second is above the first, what recording costs, such as page
+faults of the memory that it takes from tensors, is larger in these modules than elsewhere. Classes with less
+than a twentieth of the step are left out.
 """
 
 from __future__ import annotations
@@ -96,6 +98,8 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
     def after() -> None:
         if tracer is not None:
             tracer.step()
+            modules.append(dict(spent))
+            spent.clear()
             return
         now = clocks()
         seconds.append((now[0] - last[0], now[1] - last[1]))
@@ -108,7 +112,7 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
     SCRIPTS[name](size, wait + 1 + active, after)
     if tracer is None:
         Path(folder, f"plain{rank}.json").write_text(json.dumps(seconds[wait + 1 :]))
-        Path(folder, f"modules{rank}.json").write_text(json.dumps(modules[wait + 1 :]))
+    Path(folder, f"modules{rank}_{int(traced)}.json").write_text(json.dumps(modules[wait + 1 :]))
     if RANKS[name] > 1:
         dist.destroy_process_group()
 
@@ -178,9 +182,13 @@ def measure(name: str, size: int, clock: str) -> tuple[float, float, float, floa
     return truth, mean(graphs), mean(traced), mean(observed), mean(own_steps)
 
 
-def measure_modules(name: str, size: int) -> tuple[dict[str, float], dict[str, float], float]:
-    """ms per step in the forward calls of each class of module on rank 0: by the clock of an untraced process
-    and in the graph; and the untraced step. Medians over the steps."""
+Times = dict[str, float]
+
+
+def measure_modules(name: str, size: int) -> tuple[Times, Times, Times, float]:
+    """ms per step in the forward calls of each class of module on rank 0: by the clock of an untraced
+    process, in the graph, and by the clock in the timed steps that it is from; and the untraced step. Medians
+    over the steps."""
     from chakra_et.convert.pair import PairOptions
     from chakra_et.convert.runs import convert_sets
     from chakra_et.et import file as et_file
@@ -190,12 +198,11 @@ def measure_modules(name: str, size: int) -> tuple[dict[str, float], dict[str, f
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         run(name, size, folder, False, by_module=True)
-        plain = json.loads((folder / "modules0.json").read_text())
         step = median(wall for wall, _ in json.loads((folder / "plain0.json").read_text())) * 1000
         run(name, size, folder, True, by_module=True)
         (result,) = convert_sets(find(folder), PairOptions())
         trace = et_file.read(result.traces.et_file(0))
-    truth = {of: median(each.get(of, 0.0) for each in plain) * 1000 for of in plain[0]}
+        truth, timed = (_medians(json.loads((folder / f"modules0_{n}.json").read_text())) for n in (0, 1))
     names = np.array([text.decode() for text in trace.names.table])[trace.names.index]
     own = np.char.startswith(names, PREFIX) & (trace.column("segment") == 0)
     anchors = np.flatnonzero(own)
@@ -214,25 +221,32 @@ def measure_modules(name: str, size: int) -> tuple[dict[str, float], dict[str, f
         step_of = np.searchsorted(start[marks], start[rows], side="right") - 1
         np.add.at(sums, step_of, (last - start[rows]) / 1000)
         graph[of] = float(np.median(sums))
-    return truth, graph, step
+    return truth, graph, timed, step
+
+
+def _medians(steps: list[Times]) -> Times:
+    return {of: median(each.get(of, 0.0) for each in steps) * 1000 for of in steps[0]}
 
 
 def modules_main(scripts: list[str], sizes: list[int], turns: int) -> None:
     errors = []
-    print(f"{'script':26} size  module                    share %  truth ms  graph ms  error %", flush=True)
+    print(
+        f"{'script':26} size  module                    share %  truth ms  timed ms  graph ms  error %",
+        flush=True,
+    )
     for name in scripts:
         for size in sizes:
             found = [measure_modules(name, size) for _ in range(turns)]
-            step = median(each[2] for each in found)
+            step = median(each[3] for each in found)
             for of in found[0][0]:
                 truth = median(each[0][of] for each in found)
-                graph = median(each[1][of] for each in found)
+                graph, timed = (median(each[at][of] for each in found) for at in (1, 2))
                 if truth < step / 20:
                     continue
                 errors.append(100 * (graph / truth - 1))
                 print(
-                    f"{name:26} {size:4}  {of:24}  {100 * truth / step:7.0f}  {truth:8.2f}  {graph:8.2f}"
-                    f"  {errors[-1]:+7.1f}",
+                    f"{name:26} {size:4}  {of:24}  {100 * truth / step:7.0f}  {truth:8.2f}  {timed:8.2f}"
+                    f"  {graph:8.2f}  {errors[-1]:+7.1f}",
                     flush=True,
                 )
     absolute = [abs(error) for error in errors]
