@@ -67,10 +67,10 @@ def run(
             _end(process)
 
 
-def together(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-    """The results for all arguments, each by a process of its own. Raises the first ``TraceError``."""
-    found = list(arguments)
-    with contextlib.closing(run(function, arguments, len(arguments))) as outcomes:
+def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What the calls return, each made by a process of its own. Raises the first ``TraceError``."""
+    found: list[Any] = [None] * len(calls)
+    with contextlib.closing(run(lambda call: call(), calls, len(calls))) as outcomes:
         for number, found[number] in outcomes:
             if isinstance(found[number], TraceError):
                 raise found[number]

@@ -107,7 +107,7 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
     digest = ""
     if options.two_processes and min(path.stat().st_size for path in pair.files) > jobs.LARGE:
         reads = [*(partial(load, path) for path in pair.files[::-1]), partial(files.sha256, pair.device)]
-        device, *hosts, digest = jobs.together(lambda read: read(), reads)
+        device, *hosts, digest = jobs.together(reads)
     else:
         device, *hosts = map(load, pair.files[::-1])
     host = hosts.pop() if hosts else operators_of(device)

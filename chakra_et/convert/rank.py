@@ -156,7 +156,7 @@ def _write_in_two(path: Path, trace: ExecutionTrace, check: Callable[[], list[st
             return found.hexdigest()
 
         work = [functools.partial(write, 0), functools.partial(write, 1), digest, check]
-        *_, sha256, problems = jobs.together(lambda call: call(), work)
+        *_, sha256, problems = jobs.together(work)
     return sha256, problems
 
 

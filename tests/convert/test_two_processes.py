@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import signal
@@ -44,9 +45,9 @@ def test_two_processes_write_the_same_file(tmp_path: Path, monkeypatch: pytest.M
     used: list[int] = []
     together = jobs.together
 
-    def counted(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-        used.append(len(arguments))
-        return together(function, arguments)
+    def counted(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        used.append(len(calls))
+        return together(calls)
 
     monkeypatch.setattr(jobs, "together", counted)
     assert not convert(tmp_path, 2).failed
@@ -82,7 +83,7 @@ def test_a_process_that_dies_ends_the_other(tmp_path: Path) -> None:
 
     begin = time.monotonic()
     with pytest.raises(TraceError, match="was killed, perhaps for lack of memory"):
-        jobs.together(work, [0, 1])
+        jobs.together([functools.partial(work, number) for number in (0, 1)])
     assert time.monotonic() - begin < 30
 
 
