@@ -46,7 +46,8 @@ def many_content(
     listed = outliers(ranks, parts, own, mesh)
     mean = np.nanmean(parts, axis=2)
     by_own = np.argsort(-np.nanmedian(own, axis=1), kind="stable").tolist()
-    middle = by_own[max(len(by_own) // 2 - 1, 0) :][:BESIDE]
+    others = [each for each in by_own[BESIDE:] if ranks[each] not in diagnosis.slow_ranks]
+    middle = others[max(len(others) - BESIDE, 0) // 2 :][:BESIDE]
     names = ", ".join(str(each["rank"]) for each in listed[:NAMED]) + ", …" * (len(listed) > NAMED)
     columns = PackedColumns()
     columns.add("own", np.nan_to_num(own / 1000).round().reshape(-1))

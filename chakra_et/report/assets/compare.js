@@ -27,7 +27,7 @@ function changeColumns(names, times) {
   const word = row => first(row) === null ? NEW : last(row) === null ? GONE : "–";
   return [
     ...names.map((name, at) => ({ name, value: row => times(row)[at], text: row => duration(times(row)[at]) })),
-    { name: "difference", help: "last run minus first, per step and rank", value: difference, text: row => change(difference(row)),
+    { name: "difference", help: "last run minus first, per step and rank; sorted by its size", value: row => Math.abs(difference(row)), text: row => change(difference(row)),
       node: row => el("span", { class: difference(row) > 0 ? "slower" : "faster" }, change(difference(row))) },
     { name: "ratio", help: "last run over first", value: ratio, text: row => ratio(row) === null ? word(row) : `×${ratio(row).toFixed(2)}` },
   ];

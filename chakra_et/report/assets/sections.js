@@ -18,6 +18,9 @@ function summary(content) {
 
 function verdicts(content) {
   const good = content.ranks.filter(rank => verdict(rank) === "good").length;
+  if (content.ranks.every(rank => verdict(rank) === "unknown")) {
+    return el("p", { class: "muted" }, "No measurement confirms these times: the ranks were planned, or their traces have no start times.");
+  }
   const columns = [
     { name: "rank", value: rank => rank.rank },
     { name: "verdict", value: verdict, node: verdictNode },
