@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -323,9 +324,8 @@ def test_the_page_of_many_ranks(shown: Any, tmp_path: Path) -> None:
     assert page.locator("#outliers tbody td:first-child").all_inner_texts() == ["100", "200"]
     canvas = page.locator("#steps canvas")
     box = canvas.bounding_box()
-    down = (
-        math.ceil(box["y"] + box["height"] * 100 / 512) - box["y"]
-    )  # the mouse is at whole pixels of the page
+    # The mouse is at whole pixels of the page.
+    down = math.ceil(box["y"] + box["height"] * 100 / 512) - box["y"]
     canvas.hover(position={"x": box["width"] / 2, "y": down})
     assert page.locator("#steps p[aria-live]").inner_text().startswith("rank 100, step 10")
     page.locator("#steps select").select_option("slowest first")
