@@ -94,7 +94,9 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     kept = {"E": tokens * h, "P": 0.0, **ran}
     # Logits in fp32; where no compiler fuses the loss also in 16 bits, and softmax and gradients in fp32.
     logits = 14 if options.plain_loss else 4
-    once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": (4 * tokens * h + logits * tokens * model.vocab) / tp}
+    # The head's normalization and input, and with sequence parallelism that input and its gradient gathered.
+    head = 4 * tokens * h / tp + 4 * (tokens - whole) * h
+    once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": head + logits * tokens * model.vocab / tp}
     if recompute != "none" and options.attention == "unfused":
         kept |= held
     # What modules that are computed again don't keep: latent attention's queries, keys and values; outputs of

@@ -234,6 +234,13 @@ def test_a_loss_that_is_not_fused_keeps_its_steps() -> None:
     assert plain - fused == 10 * 2 * 8192 * 128256
 
 
+def test_the_heads_input_is_gathered_with_sequence_parallelism() -> None:
+    """It and its gradient, 2 bytes each: 7 of 8 ranks' tokens come from the others."""
+    ways = [replace(OPTIONS, sequence_parallel=own) for own in (False, True)]
+    alone, gathered = (activations(LLAMA, 8, 2, way, "full")[1, -1] for way in ways)
+    assert gathered - alone == 4 * 2 * 8192 * 8192 * 7 / 8
+
+
 def test_fsdp_holds_the_next_layer_and_the_gradients_of_the_last() -> None:
     model = Model("m", 4096, 8192, 32, 128256, 32, 8, tied=False)
     held, none = (np.array(1e9), np.array(0.0)), np.array(0.0)
