@@ -155,8 +155,8 @@ def _write_in_two(path: Path, trace: ExecutionTrace, check: Callable[[], list[st
                         at = ends[at]
             return found.hexdigest()
 
-        work = [functools.partial(write, 0), functools.partial(write, 1), digest, check]
-        *_, sha256, problems = jobs.together(work)
+        writes = [functools.partial(write, part) for part in (0, 1)]
+        *_, sha256, problems = jobs.together([*writes, digest, check])
     return sha256, problems
 
 
