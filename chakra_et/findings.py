@@ -58,8 +58,8 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "steps-without-host": "steps of the device trace that the host trace does not cover",
         "launch-without-work": "kernel launches whose kernel is not in the device trace",
         "missing-communication": "communication operators whose kernel is not in the device trace",
-        "work-before-recording": "streams that were busy when the recording began: a node of work each, "
-        "until what waited for it went on",
+        "work-before-recording": "streams that were busy when the recording began; each gets one node, "
+        "which ends when the first wait for that work returned",
         "work-unexplained-wait": "device work that waited long for something unrecorded: overhead",
         "missing-gpu-work": "the host trace has CUDA tensors, but the device trace has no GPU work",
         "communication-size": "communication whose size is not recorded",

@@ -107,7 +107,7 @@ def convert_rank(job: RankJob) -> RankResult:
             "trace_bytes": _trace_bytes(job.pair),
         }
         result = _result(job, trace, report, groups)
-        if job.options.two_processes and 256 * len(trace) > jobs.LARGE:  # a node takes some 256 bytes
+        if job.options.two_processes and 256 * len(trace) > jobs.LARGE:  # about 256 bytes per node
             check = functools.partial(_errors, trace, groups, job)
             result.sha256, problems = _write_in_two(job.written, trace, check)
         else:
