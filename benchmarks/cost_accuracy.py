@@ -7,7 +7,8 @@
                                                         with --kinds attention only those kernels
     python benchmarks/cost_accuracy.py --plot X.svg     predicted over measured times of each class, too
 
-The tables are those of ../shared/data/truth (its README.md names their sources). Each row of the result is
+The tables are those of ../shared/data/truth (its README.md names their sources), or of
+``scripts/public_traces.py FOLDER --tables`` with ``--given FOLDER``. Each row of the result is
 one GPU: mean error, all and from 20 µs on, signed, weighted by time, median, and the target of the mean.
 ``cost_tables.py`` reads the tables, ``cost_fits.py`` fits the models to them; ``cost_moving.py`` judges
 elementwise kernels, softmax and layer norm.

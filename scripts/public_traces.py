@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Downloads real traces from the repositories that publish them, each by commit and sha256.
 
-    python scripts/public_traces.py [FOLDER]                     all of them, 14 MB
+    python scripts/public_traces.py [FOLDER]                  all of them, 14 MB
     python scripts/public_traces.py --only 'pairs/*'
-    python scripts/public_traces.py --base file:///MIRROR        from MIRROR/OWNER/REPOSITORY/COMMIT/PATH
+    python scripts/public_traces.py --base file:///MIRROR     from MIRROR/OWNER/REPOSITORY/COMMIT/PATH
+    python scripts/public_traces.py FOLDER --tables           measured kernels and collectives instead, for
+                                                              benchmarks/cost_accuracy.py --given FOLDER
 
 The traces are under the MIT licence of their repositories: AMD-AGI/TraceLens,
-facebookresearch/HolisticTraceAnalysis and facebookresearch/param. A file that is there already is kept if its
-sha256 is right. The exit status is 1 if a file could not be had. ``benchmarks/corpus_benchmark.py FOLDER``
-converts them all.
+facebookresearch/HolisticTraceAnalysis and facebookresearch/param; ``public_tables.py`` has the tables. A file
+that is there already is kept if its sha256 is right. The exit status is 1 if a file could not be had.
+``benchmarks/corpus_benchmark.py FOLDER`` converts the traces.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from chakra_et import cli
 from chakra_et.errors import TraceError
 from chakra_et.files import atomic_file
+from scripts.public_tables import fetch_tables
 
+GITHUB = "https://github.com"
 RAW = "https://raw.githubusercontent.com"
 TIMEOUT_S = 60
 MAX_BYTES = 64 << 20
@@ -97,12 +101,16 @@ class Config:
 
     folder: str = cli.option("where the traces go", "outputs/public_traces", positional=True)
     only: str = cli.option("names to download, as a shell pattern", "*")
-    base: str = cli.option("address of the repositories' files; file:///… for a mirror", RAW)
+    base: str = cli.option(f"address of a mirror; without one, with --tables {GITHUB}", RAW)
+    tables: bool = cli.option("fetch tables of measured kernels and collectives instead", False)
 
 
 def main() -> int:
     config = cli.parse(Config, description=__doc__)
-    return cli.run(lambda: download(config), TraceError)
+    if not config.tables:
+        return cli.run(lambda: download(config), TraceError)
+    base = GITHUB if config.base == RAW else config.base
+    return cli.run(lambda: fetch_tables(Path(config.folder), base), TraceError)
 
 
 def download(config: Config, traces: tuple[Trace, ...] = TRACES) -> int:
