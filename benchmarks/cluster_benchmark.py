@@ -35,10 +35,10 @@ sys.path.insert(0, str(ROOT))
 from chakra_et import text
 from chakra_et.et import record
 from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.et.skeleton import read_skeleton, write_skeleton
 from chakra_et.files import scratch_folder, write_json
 from chakra_et.names import RunFiles
 from chakra_et.ranks.contract import contract
-from chakra_et.ranks.skeleton_file import read_skeleton, write_skeleton
 from chakra_et.simulate.run import make_run
 
 LAYERS, WORK, TP = 4, 8, 8

@@ -11,7 +11,7 @@ from chakra_et.convert.pair import convert_pair
 from chakra_et.cost import networks
 from chakra_et.cost.operator_times import CLASSES
 from chakra_et.errors import TraceError
-from chakra_et.predict.gpu import OtherGpu, kernel_kinds, on_devices
+from chakra_et.predict.gpu import OtherGpu, kernel_kinds
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.text import shortened
@@ -94,13 +94,13 @@ def _baseline(run: Run, before: np.ndarray, source: str, target: str) -> np.ndar
 
 def _by_class(run: Run, times: np.ndarray) -> np.ndarray:
     """ns of each kernel class."""
-    nodes = np.flatnonzero(on_devices(run))
+    nodes = np.flatnonzero(run.on_devices)
     return np.bincount(kernel_kinds(run)[nodes], times[nodes], len(CLASSES))
 
 
 def _compute_bound(run: Run, ridge: float) -> np.ndarray:
     """The part of each class's time whose kernels have more operations per byte than the ridge."""
-    nodes = np.flatnonzero(on_devices(run))
+    nodes = np.flatnonzero(run.on_devices)
     classes = kernel_kinds(run)[nodes]
     operations, moved = (run.graph.attribute(name, 0)[nodes] for name in ("num_ops", "tensor_size"))
     times = run.graph.own_ns[nodes]

@@ -29,13 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.summary import put
 from chakra_et import cli
+from chakra_et.convert.inputs import load_run
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.runs import RunOptions, convert_sets
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import sentence
 from chakra_et.predict.predict import Prediction, predict
-from chakra_et.simulate.run import Run, load_run
+from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS, OVERHEAD, critical_path, node_kinds
 from chakra_et.text import printable, table
 from chakra_et.traces import sets as trace_sets

@@ -1,4 +1,4 @@
-"""Finds the run that command-line arguments name, and converts it first where there are only PyTorch traces.
+"""Finds the run that command-line arguments name, and reads it; PyTorch traces are converted first.
 
 run = find_run(["outputs/gpt2"])
 with with_et_files(run) as (files, failed):
@@ -15,10 +15,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chakra_et.arrays import keep_memory
 from chakra_et.errors import TraceError, reason
-from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.sets import MANY_RANKS, RankSet, Skeletons, find_rank_sets
 from chakra_et.files import is_remote, path_of, read_json, sha256
 from chakra_et.names import RunFiles, parse_et, run_at
+from chakra_et.simulate.run import Run, devices_of, make_run
+from chakra_et.text import progress_bar
 
 if TYPE_CHECKING:
     from chakra_et.traces.sets import TraceSet
@@ -116,3 +121,40 @@ def with_et_files(run: RankSet | TraceSet) -> Iterator[tuple[RankSet, list[str]]
             raise errors[0] if errors else TraceError(f"{run.name}: " + " ".join(result.problems))
         (found,) = find_rank_sets([str(Path(folder) / run.name)], allow_missing=True)
         yield found, [str(error) for error in errors]
+
+
+def read_ranks(run: RankSet, skeletons: Skeletons, cluster: str = "") -> list[ExecutionTrace]:
+    """The ranks of a run, in the order of its files; ``skeletons`` "on" makes those that no conversion wrote,
+    on ``cluster`` or here. Raises ``TraceError`` for one that can't be read."""
+    if len(run.files) > MANY_RANKS:
+        keep_memory()
+    paths, traces = list(run.files.values()), []
+    if skeletons == "on" or cluster:  # most commands do without
+        from chakra_et.ranks.cluster import each_rank
+        from chakra_et.ranks.contract import skeleton
+
+        return each_rank(skeleton if skeletons == "on" else et_file.read, paths, "reading", cluster)
+    with progress_bar(len(paths), "reading") as progress:
+        for path in paths:
+            traces.append(et_file.read(path))
+            progress()
+    return traces
+
+
+def load_run(
+    name: str,
+    allow_missing: bool = False,
+    skeletons: Skeletons = "auto",
+    cluster: str = "",
+) -> Run:
+    """The run of which ``name`` is the NAME, the folder, an .et file or a trace, as ``read_ranks`` reads it.
+    Raises ``TraceError`` for what can't be replayed, and as ``find_run`` does."""
+    chosen = find_run([name], allow_missing, skeletons)
+    with with_et_files(chosen) as (found, notes):
+        traces = read_ranks(found, skeletons, cluster)
+    run = make_run(name, traces, list(found.files), found.groups)
+    try:
+        manifest = read_json(files_of(chosen).manifest_file)
+    except (OSError, ValueError, RecursionError):
+        manifest = {}
+    return dataclasses.replace(run, devices=devices_of(manifest), notes=[*notes, *found.notes, *run.notes])

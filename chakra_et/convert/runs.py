@@ -37,6 +37,7 @@ from chakra_et.et import record
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import Skeletons
 from chakra_et.names import RunFiles
+from chakra_et.ranks.contract import write_skeletons
 from chakra_et.traces.sets import TraceSet
 
 
@@ -217,9 +218,7 @@ def _check_and_add(result: SetResult, world: int, run: RunOptions) -> None:
                     else:
                         good[rank].report, good[rank].sha256 = outcome
                         good[rank].bytes = scratch.et_file(rank).stat().st_size
-    from chakra_et.ranks.skeleton_file import write_skeletons
-
-    result.notes += write_skeletons(scratch, traces, run)
+    result.notes += write_skeletons(scratch, traces, run.skeletons, run.jobs, run.workers)
 
 
 def _summary(result: SetResult, run: RunOptions) -> dict[str, Any]:

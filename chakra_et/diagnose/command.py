@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
+from chakra_et.convert.inputs import load_run
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
-from chakra_et.simulate.run import load_run
 from chakra_et.text import plural
 
 

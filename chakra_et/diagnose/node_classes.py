@@ -8,7 +8,6 @@ import numpy as np
 
 from chakra_et.arrays import nearest
 from chakra_et.et.node_attributes import parents
-from chakra_et.predict.gpu import on_devices
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 
@@ -65,7 +64,7 @@ or loads code: others take microseconds."""
 
 def node_classes(run: Run) -> np.ndarray:
     """Index into ``CLASSES`` of each node, int64[N]."""
-    kind, on_device = {name: run.kind == at for at, name in enumerate(KINDS)}, on_devices(run)
+    kind, on_device = {name: run.kind == at for at, name in enumerate(KINDS)}, run.on_devices
     found = np.full(len(run.graph), HOST, np.int64)
     if on_device.any():
         operations, moved = (

@@ -17,7 +17,7 @@ from chakra_et.cost.gpus import by_driver
 from chakra_et.cost.operator_times import CLASSES, GpuModel, OperatorCall, gpu_model
 from chakra_et.diagnose import node_classes
 from chakra_et.diagnose.kernel_names import LONGEST, kernel_name
-from chakra_et.predict.gpu import kernel_kinds, launched_operators, on_devices
+from chakra_et.predict.gpu import kernel_kinds, launched_operators
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import shortened
@@ -100,7 +100,7 @@ class Kernel(KernelClass):
 
 def find_rates(run: Run) -> Rates:
     """The rates of a run's device work, by its recorded times."""
-    graph, nodes = run.graph, np.flatnonzero(on_devices(run))
+    graph, nodes = run.graph, np.flatnonzero(run.on_devices)
     kind, least, usual = np.full(len(graph), -1), np.zeros(len(graph)), np.zeros(len(graph))
     kind[nodes] = kernel_kinds(run)[nodes]
     kind[run.named(node_classes.BEFORE.__eq__)] = len(CLASSES)

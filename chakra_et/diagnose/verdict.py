@@ -24,7 +24,6 @@ from chakra_et.diagnose.kernel_names import LONGEST
 from chakra_et.diagnose.node_classes import BEFORE, CLASSES, LOADING, ON_DEVICE, node_classes
 from chakra_et.diagnose.rates import LISTED, Kernel, top_kernels
 from chakra_et.et.node_attributes import in_phase
-from chakra_et.predict.gpu import on_devices
 from chakra_et.predict.predict import describe
 from chakra_et.simulate.run import Run, together
 from chakra_et.text import plural, shortened
@@ -155,7 +154,7 @@ class Diagnosis:
 def diagnose(run: Run) -> Diagnosis:
     """The diagnosis of a run, from predictions of what each change would gain."""
     classes = node_classes(run)
-    device = on_devices(run)
+    device = run.on_devices
     aligned, starts = together(run), " --starts together" if run.release_ns.any() else ""
     if "planned_step_micros" in run.graph.traces[0].metadata:
         run = aligned  # a plan's stages begin with their first messages

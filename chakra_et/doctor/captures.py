@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chakra_et.convert.inputs import load_run
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.doctor.results import Line, at_most, equal, guarded, not_run
 from chakra_et.doctor.workload import Workload, launched, make_step, step_ms
@@ -18,7 +19,7 @@ from chakra_et.errors import TraceError
 from chakra_et.names import gz, run_at
 from chakra_et.predict.command import PredictConfig, changes
 from chakra_et.predict.predict import predict
-from chakra_et.simulate.run import Run, load_run
+from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds, overhead_part, shares
 from chakra_et.traces.records import open_trace
 

@@ -43,7 +43,7 @@ def read(path: str | Path) -> ExecutionTrace:
     skeleton of a rank, too.
     """
     if str(path).endswith(SKELETON):
-        from chakra_et.ranks.skeleton_file import read_skeleton
+        from chakra_et.et.skeleton import read_skeleton  # most runs have none
 
         return read_skeleton(path)
     try:

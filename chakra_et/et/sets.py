@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from chakra_et.arrays import keep_memory
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
 from chakra_et.et import record
-from chakra_et.et.columns import ExecutionTrace
 from chakra_et.files import path_of, read_json
 from chakra_et.names import SKELETON, RunFiles, parse_et, run_at
-from chakra_et.text import plural, progress_bar
 
 MANY_RANKS = 64
 """Of more ranks than these, joint questions read skeletons where all ranks have one."""
@@ -74,29 +71,6 @@ class RankSet:
     def contents(self) -> list[tuple[Path, list[int]]]:
         """The files that differ, each with its ranks: hard links share one."""
         return record.contents(self.files.items())
-
-    def read(self, skeletons: Skeletons, cluster: str = "") -> list[ExecutionTrace]:
-        """The ranks; ``skeletons`` "on" makes those that no conversion wrote, on ``cluster`` or here; the
-        notes say what their nodes are. Raises ``TraceError`` for one that can't be read."""
-        paths, traces = list(self.files.values()), []
-        if len(paths) > MANY_RANKS:
-            keep_memory()
-        if skeletons == "on" or cluster:  # most commands do without
-            from chakra_et.ranks.cluster import each_rank
-            from chakra_et.ranks.skeleton_file import skeleton
-
-            traces = each_rank(skeleton if skeletons == "on" else et_file.read, paths, "reading", cluster)
-        else:
-            with progress_bar(len(paths), "reading") as progress:
-                for path in paths:
-                    traces.append(et_file.read(path))
-                    progress()
-        if any("skeleton" in trace.metadata for trace in traces):
-            self.notes.append(
-                f"read from the skeletons of {plural(len(traces), 'rank')}: nodes are segments of like work, "
-                "without the names of operators (--skeletons off reads the whole ranks)"
-            )
-        return traces
 
 
 def find_rank_sets(

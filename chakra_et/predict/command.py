@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from chakra_et import text
 from chakra_et.cli import allow_missing_ranks, cluster, option, parse, skeletons
+from chakra_et.convert.inputs import load_run
 from chakra_et.errors import TraceError
 from chakra_et.et.record import refuse_existing
 from chakra_et.et.sets import Skeletons
@@ -26,11 +27,12 @@ from chakra_et.predict.predict import (
     Prediction,
     RankPrediction,
     describe,
+    figures,
     predict,
     predicted_traces,
     write_traces,
 )
-from chakra_et.simulate.run import Run, load_run, together
+from chakra_et.simulate.run import Run, together
 from chakra_et.text import plural
 from chakra_et.transform.changes import Change, Rebuild
 from chakra_et.transform.flags import SizeFlags
@@ -124,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.sweep:
         from chakra_et.predict import sweep
 
-        rows = sweep.sweep(config)
+        rows = sweep.sweep(config, _alone)
         print(json.dumps(rows, indent=2) if config.json else "\n".join(sweep.lines(rows)))
         return 2 if all("error" in row for row in rows) else 0
     if config.cluster:
@@ -148,6 +150,10 @@ def predicted(config: PredictConfig) -> Prediction:
     run = load_run(config.name, config.allow_missing_ranks, config.skeletons)
     run = together(run) if config.starts == "together" else run
     return predict(run, changes(config, run))
+
+
+def _alone(config: PredictConfig) -> dict[str, Any]:
+    return as_json(predicted(config), [])
 
 
 def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
@@ -228,13 +234,6 @@ def lines(prediction: Prediction) -> list[str]:
         *text.table(rows, right=range(6)),
         *(f"note: {note}" for note in [*_about_steps(prediction.ranks), *prediction.notes]),
     ]
-
-
-def figures(before_ms: float, after_ms: float, doubt_ms: float | None) -> tuple[str, str, str, str]:
-    """Step time before and after a change, ± and the change, as text."""
-    doubt = "–" if doubt_ms is None else f"{doubt_ms:,.3f}"
-    change = f"{100 * (after_ms / before_ms - 1):+.1f}%" if before_ms else "-"
-    return f"{before_ms:,.3f}", f"{after_ms:,.3f}", doubt, change
 
 
 def _about_steps(ranks: Sequence[RankPrediction]) -> list[str]:

@@ -205,12 +205,6 @@ class Launchers:
     work: list[OperatorCall]
 
 
-def on_devices(run: Run) -> np.ndarray:
-    """Kernels, copies and memsets of devices, communication left out, bool[N]."""
-    kinds = KINDS.index("kernel"), KINDS.index("copy")
-    return np.isin(run.kind, kinds) & ~run.graph.is_cpu & ~run.is_communication
-
-
 def kernel_kinds(run: Run) -> np.ndarray:
     """Index into ``CLASSES`` of each node, by the operator that launched it or else its name; int64[N]."""
     return _classes(run, _launchers(run))
@@ -221,7 +215,7 @@ def launched_operators(run: Run) -> Launchers:
     told otherwise; of matrix products, names of kernels tell.
     """
     launcher = _launchers(run)
-    nodes = np.flatnonzero(on_devices(run))
+    nodes = np.flatnonzero(run.on_devices)
     kind = _classes(run, launcher)[nodes]
     alone = (launcher[nodes] < 0) | (kind == _COPY)
     key = np.where(alone, nodes + len(run.graph), launcher[nodes])

@@ -210,6 +210,13 @@ def describe(shares: Mapping[str, float], most: int = 3) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
 
 
+def figures(before_ms: float, after_ms: float, doubt_ms: float | None) -> tuple[str, str, str, str]:
+    """Step time before and after a change, ± and the change, as text."""
+    doubt = "–" if doubt_ms is None else f"{doubt_ms:,.3f}"
+    change = f"{100 * (after_ms / before_ms - 1):+.1f}%" if before_ms else "-"
+    return f"{before_ms:,.3f}", f"{after_ms:,.3f}", doubt, change
+
+
 def predicted_traces(prediction: Prediction) -> list[ExecutionTrace]:
     """The traces of all ranks with predicted times.
 

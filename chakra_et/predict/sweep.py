@@ -10,25 +10,27 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from chakra_et import text
 from chakra_et.cli import parse
 from chakra_et.convert.jobs import default_workers
 from chakra_et.errors import TraceError
-from chakra_et.predict.command import PredictConfig, as_json, figures, predicted
-from chakra_et.predict.predict import describe
+from chakra_et.predict.predict import describe, figures
 from chakra_et.ranks.cluster import jobs_on
+
+if TYPE_CHECKING:
+    from chakra_et.predict.command import PredictConfig
 
 MOST = 10_000
 """Combinations."""
 _OF_THE_RUN = ("name", "allow_missing_ranks", "skeletons", "json", "cluster", "sweep", "output")
 
 
-def sweep(config: PredictConfig) -> list[dict[str, Any]]:
-    """A row per combination of the values of ``--sweep``, in their order: ``with``, flag → value, and the
-    prediction as ``as_json`` has it or, where it is refused, ``error``. Raises ``TraceError`` for a flag that
+def sweep(config: PredictConfig, predict: Callable[[PredictConfig], dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per combination of the values of ``--sweep``, in their order: ``with``, flag → value, and what
+    ``predict`` finds with these or, where that is refused, ``error``. Raises ``TraceError`` for a flag that
     can't be swept."""
     jobs = list(_combinations(config))
     rows: list[dict[str, Any]] = [{"with": given} for given, _ in jobs]
@@ -37,7 +39,7 @@ def sweep(config: PredictConfig) -> list[dict[str, Any]]:
         jobs_on(config.cluster, workers) as run,
         text.progress_bar(len(jobs), "predicting", "run") as progress,
     ):
-        for number, outcome in run(_predict, [each for _, each in jobs], workers):
+        for number, outcome in run(predict, [each for _, each in jobs], workers):
             rows[number] |= {"error": str(outcome)} if isinstance(outcome, TraceError) else outcome
             progress()
     return rows
@@ -75,16 +77,12 @@ def _combinations(config: PredictConfig) -> Iterator[tuple[dict[str, str], Predi
         raise TraceError(f"--sweep {refused[0]}: give a flag that changes the run, and its values: dp=8,16")
     if (count := math.prod(map(len, swept.values()))) > MOST:
         raise TraceError(f"--sweep: {count:,} combinations are more than {MOST:,}")
-    plain = parse(PredictConfig, [config.name])
+    plain = parse(type(config), [config.name])
     for combination in itertools.product(*swept.values()):
         given = dict(zip(swept, combination, strict=True))
-        own = parse(PredictConfig, [config.name, *(f"--{flag}={value}" for flag, value in given.items())])
+        own = parse(type(config), [config.name, *(f"--{flag}={value}" for flag, value in given.items())])
         changed = {name: value for name, value in vars(own).items() if value != vars(plain)[name]}
         try:
             yield given, dataclasses.replace(config, sweep=(), **changed)
         except ValueError as error:
             raise TraceError(f"--sweep: {error}") from None
-
-
-def _predict(config: PredictConfig) -> dict[str, Any]:
-    return as_json(predicted(config), [])

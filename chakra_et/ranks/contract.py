@@ -14,20 +14,28 @@ the full graph; with others it may start earlier, by what another dependency wou
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from chakra_et.convert.jobs import Jobs
 from chakra_et.diagnose import node_classes as classes
+from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
 from chakra_et.et.node_attributes import has, set_integers, texts, with_metadata
 from chakra_et.et.rearrange import take_rows
+from chakra_et.et.sets import MANY_RANKS, Skeletons
+from chakra_et.et.skeleton import VERSION, write_skeleton
+from chakra_et.names import SKELETON, RunFiles
 from chakra_et.simulate.joint import Lanes
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.stragglers.recorded import find_stretches
 
-VERSION = 1
 ATTRIBUTES = (
     *("kind", "phase", "lane", "tid", "stream", "device", "is_cpu_op"),
     *("comm_type", "comm_size", "comm_tag", "comm_src", "comm_dst", "comm_dtype", "comm_sequence"),
@@ -44,6 +52,34 @@ _NAMES = {
     classes.COMPILING: "{} in (dynamo_timed)",
     classes.ALLOCATING: "cudaMalloc_cudaFree",
 }
+
+
+def write_skeletons(
+    scratch: RunFiles, place: RunFiles, wanted: Skeletons, jobs: Jobs, workers: int
+) -> list[str]:
+    """Write the skeletons of the .et files in ``scratch`` where they are ``wanted``, and remove those of an
+    earlier conversion at ``place`` where not. Returns what to tell the user, one sentence each."""
+    written = [path for _, path in scratch.et_files()]
+    if wanted == "off" or wanted == "auto" and len(written) <= MANY_RANKS:
+        for _, path in place.et_files(SKELETON):
+            path.unlink()
+        return []
+    if wanted == "auto" and importlib.util.find_spec("pyarrow") is None:
+        return ["joint questions will read whole ranks, as skeletons need pyarrow: pip install pyarrow"]
+    with contextlib.closing(jobs(_write, written, workers)) as outcomes:
+        failed = {number: str(error) for number, error in outcomes if isinstance(error, TraceError)}
+    made = f"skeletons written of {len(written) - len(failed)} of {len(written)} ranks"
+    return [made, *(f"{written[at].name} has no skeleton: {failed[at]}" for at in sorted(failed)[:1])]
+
+
+def _write(path: Path) -> None:
+    write_skeleton(path.with_suffix(SKELETON), skeleton(path))
+
+
+def skeleton(path: Path) -> ExecutionTrace:
+    """The skeleton of the rank in a file, or what it holds if that is one."""
+    trace = et_file.read(path)
+    return trace if "skeleton" in trace.metadata else contract(trace)
 
 
 def contract(trace: ExecutionTrace) -> ExecutionTrace:

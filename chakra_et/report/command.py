@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et import cli, text
-from chakra_et.convert.inputs import device_traces, files_of, find_run
+from chakra_et.convert.inputs import device_traces, files_of, find_run, load_run
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
 from chakra_et.files import path_of
@@ -27,7 +27,6 @@ from chakra_et.report.content import content, with_names
 from chakra_et.report.many import MOST_NODES, many_content
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
-from chakra_et.simulate.run import load_run
 
 
 @dataclass

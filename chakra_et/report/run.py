@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chakra_et.convert.inputs import files_of, with_et_files
+from chakra_et.convert.inputs import files_of, read_ranks, with_et_files
 from chakra_et.diagnose.rates import KernelClass, Rates, find_rates, kernel_classes
 from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.errors import TraceError
@@ -157,7 +157,7 @@ def load(chosen: RankSet | TraceSet) -> ReportRun:
     with with_et_files(chosen) as (run, lacks):
         print(*(f"warning: {note}\n" for note in run.notes), sep="", end="", file=sys.stderr)
         lacks += run.notes
-        traces = run.read("off")
+        traces = read_ranks(run, "off")
         conversion = _json(run.run.report_file, lacks)
     manifest = redacted(_json(files.manifest_file, lacks))
     return assemble(files.name, traces, list(run.files), run.groups, manifest, conversion, lacks)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
-from chakra_et.convert.inputs import find_runs, with_et_files
+from chakra_et.convert.inputs import find_runs, read_ranks, with_et_files
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import RankSet, Skeletons
 from chakra_et.simulate.replay_report import report, table
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """``report`` of the ranks of one job by semantics, and notes. Raises ``TraceError`` for bad files."""
-    traces = job.read(config.skeletons)
+    traces = read_ranks(job, config.skeletons)
     made = make_run(job.name, traces, list(job.files), job.groups)
     notes = [*job.notes, *made.notes]
     if any(not trace.start_micros.any() for trace in traces):

@@ -12,20 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.convert.inputs import files_of, find_run, with_et_files
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.sets import Skeletons
-from chakra_et.files import read_json
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.measured_steps import about_steps, measured_times, step_times
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.simulate.timing import Timing, timing
+from chakra_et.text import plural
 
 _TIMELESS = "no node has a duration: every time is 0; chakra-et astra simulates what has operations and bytes"
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
+_SKELETONS = (
+    "read from the skeletons of {}: nodes are segments of like work, without the names of operators "
+    "(--skeletons off reads the whole ranks)"
+)
 _ATTEMPTS = 50
 
 
@@ -103,6 +105,12 @@ class Run:
         """bool[N]."""
         return self.graph.types >= NodeType.COMM_SEND
 
+    @property
+    def on_devices(self) -> np.ndarray:
+        """Kernels, copies and memsets of devices, communication left out, bool[N]."""
+        kinds = KINDS.index("kernel"), KINDS.index("copy")
+        return np.isin(self.kind, kinds) & ~self.graph.is_cpu & ~self.is_communication
+
     def named(self, test: Callable[[str], object]) -> np.ndarray:
         """bool[N]: the nodes whose name passes."""
         return np.array([bool(test(name)) for name in self.names])[self.name_of]
@@ -125,25 +133,6 @@ class Run:
             begins = np.where(steps.first >= 0, start_ns[steps.first], start)
             found.append(np.diff(np.append(begins, end)).tolist())
         return found
-
-
-def load_run(
-    name: str,
-    allow_missing: bool = False,
-    skeletons: Skeletons = "auto",
-    cluster: str = "",
-) -> Run:
-    """The run of which ``name`` is the NAME, the folder, an .et file or a trace, read by ``RankSet.read``.
-    Raises ``TraceError`` for what can't be replayed, and as ``find_run`` does."""
-    chosen = find_run([name], allow_missing, skeletons)
-    with with_et_files(chosen) as (found, failed):
-        traces = found.read(skeletons, cluster)
-    run = make_run(name, traces, list(found.files), found.groups)
-    try:
-        manifest = read_json(files_of(chosen).manifest_file)
-    except (OSError, ValueError, RecursionError):
-        manifest = {}
-    return replace(run, devices=devices_of(manifest), notes=failed + found.notes + run.notes)
 
 
 def devices_of(manifest: Any) -> dict[int, str]:
@@ -174,6 +163,7 @@ def make_run(
     start, end = schedule.run(graph.own_ns, lasting, release)
     name_of, names = graph.names
     predicted = any(trace.metadata.get("predicted") for trace in traces)
+    contracted = any("skeleton" in trace.metadata for trace in traces)
     return Run(
         name=name,
         graph=graph,
@@ -191,7 +181,8 @@ def make_run(
         kind=graph.gather([node_kinds(trace) for trace in traces]),
         names=names,
         name_of=name_of,
-        notes=[_PREDICTED] * predicted
+        notes=[_SKELETONS.format(plural(len(traces), "rank"))] * contracted
+        + [_PREDICTED] * predicted
         + [_TIMELESS] * (not graph.duration_ns.any())
         + [*matching.notes, *times.notes, *about_steps(traces)],
     )

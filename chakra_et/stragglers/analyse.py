@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.convert.inputs import load_run
 from chakra_et.et.sets import MANY_RANKS, Skeletons
-from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.recorded import TimedJob, recorded_job, typical
 
 THRESHOLD = 1.03

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from chakra_et.cli import cluster, parse
+from chakra_et.convert.inputs import load_run
 from chakra_et.diagnose.command import DiagnoseConfig
 from chakra_et.diagnose.verdict import Diagnosis, diagnose
-from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.analyse import THRESHOLD, Stragglers, analyse
 from chakra_et.stragglers.recorded import recorded_job
 from chakra_et.text import table

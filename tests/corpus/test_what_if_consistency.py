@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.what_if_consistency import Answers, Config, answers, benchmark, disagreeing_twins
+from chakra_et.convert.inputs import load_run
 from chakra_et.errors import TraceError
 from chakra_et.predict import command as predict_command
 from chakra_et.predict.predict import predict
-from chakra_et.simulate.run import load_run
 from chakra_et.transform.durations import GpuKernels
 from tests.generator.hand_made import annotation, call, event, kernel, op, write_kineto
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import load_run
 from chakra_et.diagnose.verdict import diagnose
-from chakra_et.simulate.run import load_run
 from tests.generator import generate
 from tests.generator.program import Block, Busy, Instruction, Launch, Op, Program
 

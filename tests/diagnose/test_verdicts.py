@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from chakra_et.convert.inputs import load_run
 from chakra_et.diagnose.verdict import BOUND_BY, Diagnosis, diagnose
-from chakra_et.simulate.run import Run, load_run
+from chakra_et.simulate.run import Run
 from tests.diagnose.made_steps import ADD, GEMM, Step, made_run, pipeline
 from tests.shared import shared_path
 

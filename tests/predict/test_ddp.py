@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chakra_et.convert.inputs import load_run
 from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, TensorInfo
 from chakra_et.job.operators import GRADIENT
 from chakra_et.predict.predict import Prediction, predict, predicted_traces, write_traces
-from chakra_et.simulate.run import Run, load_run, make_run
+from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.accumulation import Accumulate
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, BucketSize, find_backward
 from chakra_et.transform.durations import Scale

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import load_run
 from chakra_et.cost.gpus import by_driver
 from chakra_et.cost.network_fit import read_model
 from chakra_et.errors import TraceError
@@ -17,7 +18,7 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.predict.command import lines
 from chakra_et.predict.gpu import OtherGpu
 from chakra_et.predict.predict import predict
-from chakra_et.simulate.run import Run, load_run, make_run
+from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.accumulation import Accumulate
 from chakra_et.transform.durations import Scale
 from chakra_et.transform.network import Network

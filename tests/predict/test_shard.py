@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import load_run
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import in_phase
 from chakra_et.predict.predict import predict
-from chakra_et.simulate.run import Run, load_run
+from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import Rebuild
 from chakra_et.transform.ddp import ReadyGradient, find_backward
 from chakra_et.transform.fsdp import Nodes, Shard, ShardedStep, Unit

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import load_run
 from chakra_et.diagnose.gains import Faster
 from chakra_et.diagnose.node_classes import COMMUNICATION, HOST, ON_DEVICE, node_classes
 from chakra_et.diagnose.verdict import diagnose
@@ -18,7 +19,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.sets import find_rank_sets
 from chakra_et.predict.predict import predict
 from chakra_et.ranks.contract import contract
-from chakra_et.simulate.run import Run, load_run, make_run
+from chakra_et.simulate.run import Run, make_run
 from chakra_et.stragglers.analyse import find_stragglers
 from chakra_et.transform.changes import Change
 from chakra_et.transform.durations import Overlap, RankAs

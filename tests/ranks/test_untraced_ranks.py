@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import load_run
 from chakra_et.diagnose.gains import Faster
 from chakra_et.diagnose.node_classes import ON_DEVICE, node_classes
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.predict.predict import predict
-from chakra_et.simulate.run import Run, load_run
+from chakra_et.simulate.run import Run
 from tests.shared import shared_path
 
 TRACED = (0, 1)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.inputs import load_run
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.names import RunFiles
 from chakra_et.report.many import many_content
 from chakra_et.report.page import PackedColumns, make_page
-from chakra_et.simulate.run import load_run
 from tests.report.made_run import write_run
 from tests.report.page_data import unpack
 

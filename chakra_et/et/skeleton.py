@@ -3,62 +3,28 @@
     SELECT kind, sum(duration_micros) FROM 'traces/gpt2.*.skeleton.parquet' GROUP BY kind
 
 Columns: ``name``; ``type`` (``NodeType`` of the Chakra schema); ``start_micros``, ``duration_micros``;
-``depends_on``: numbers of rows, from 0, that end before this one starts; and each attribute of
-``contract.ATTRIBUTES`` that the rank has, null on nodes without, with ``step_index`` (which step of the file
-it belongs to) and ``comm_ordinal`` (how many communications of the step were launched before it). A node also
-runs behind the one before it with the same ``lane``. The metadata of the file: ``chakra_et.skeleton``, the
-version of this format; ``chakra_et.metadata``, that of the .et file as JSON; ``chakra_et.kinds``, the kinds
-of value of the attributes.
+``depends_on``: numbers of rows, from 0, that end before this one starts; and each attribute that the rank has
+of those in ``ranks.contract``, null on nodes without, with ``step_index`` (which step of the file it belongs
+to) and ``comm_ordinal`` (how many communications of the step were launched before it). A node also runs
+behind the one before it with the same ``lane``. The metadata of the file: ``chakra_et.skeleton``, the version
+of this format; ``chakra_et.metadata``, that of the .et file as JSON; ``chakra_et.kinds``, the kinds of value
+of the attributes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
-from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
-from chakra_et.et.sets import MANY_RANKS
 from chakra_et.files import atomic_file, open_regular
-from chakra_et.names import SKELETON, RunFiles
-from chakra_et.ranks.contract import VERSION, contract
 
-if TYPE_CHECKING:
-    from chakra_et.convert.runs import RunOptions
-
-
-def write_skeletons(scratch: RunFiles, place: RunFiles, run: RunOptions) -> list[str]:
-    """Write the skeletons of the .et files in ``scratch`` where they are wanted, and remove those of an
-    earlier conversion at ``place`` where not. Returns what to tell the user, one sentence each."""
-    wanted = run.skeletons
-    written = [path for _, path in scratch.et_files()]
-    if wanted == "off" or wanted == "auto" and len(written) <= MANY_RANKS:
-        for _, path in place.et_files(SKELETON):
-            path.unlink()
-        return []
-    if wanted == "auto" and importlib.util.find_spec("pyarrow") is None:
-        return ["joint questions will read whole ranks, as skeletons need pyarrow: pip install pyarrow"]
-    with contextlib.closing(run.jobs(_write, written, run.workers)) as outcomes:
-        failed = {number: str(error) for number, error in outcomes if isinstance(error, TraceError)}
-    made = f"skeletons written of {len(written) - len(failed)} of {len(written)} ranks"
-    return [made, *(f"{written[at].name} has no skeleton: {failed[at]}" for at in sorted(failed)[:1])]
-
-
-def _write(path: Path) -> None:
-    write_skeleton(path.with_suffix(SKELETON), skeleton(path))
-
-
-def skeleton(path: Path) -> ExecutionTrace:
-    """The skeleton of the rank in a file, or what it holds if that is one."""
-    trace = et_file.read(path)
-    return trace if "skeleton" in trace.metadata else contract(trace)
+VERSION = 1
 
 
 def write_skeleton(path: Path, trace: ExecutionTrace) -> None:
