@@ -13,12 +13,7 @@ the truth, which is what a graph that is right about its own process is off by. 
 the timed and the structure step as recorded, which is the state before and after. Then the mean
 and the worst error.
 
-``--modules``: where the time goes. Hooks around each call of an ``nn.Module`` open a record and read the
-clock. Printed is, by class of module, the time per step in its forward calls by the clock of the untraced
-process, by that of the timed steps of the traced one, and in its graph: the graph's durations are not CPU
-time, so this needs an idle machine. Where the second is above the first, what recording costs, such as page
-faults of the memory that it takes from tensors, is larger in these modules than elsewhere. Classes with less
-than a twentieth of the step are left out.
+``--modules``: the time by class of module, see ``step_truth_modules``.
 """
 
 from __future__ import annotations
@@ -39,32 +34,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 # Untraced steps before the recording, and timed ones, by the size of the script: more of short ones.
 STEPS = (40, 20), (8, 6)
-PREFIX = "module: "
-
-
-def time_modules() -> dict[str, float]:
-    """The time, s, in calls of each class of module from now on; each call has its annotation."""
-    import torch
-    from torch.nn.modules import module as modules
-
-    spent: dict[str, float] = {}
-    began: list[tuple[Any, float]] = []
-
-    # The class record_function takes 6 µs of Python, as long as a small layer; these take 1 µs, of which a
-    # recorded call has as much as the clock around them.
-    def before(called: Any, inputs: Any) -> None:
-        at = time.perf_counter()
-        began.append((torch.autograd._record_function_with_args_enter(PREFIX + type(called).__name__), at))
-
-    def after(called: Any, inputs: Any, output: Any) -> None:
-        record, at = began.pop()
-        torch.autograd._record_function_with_args_exit(record)
-        took = time.perf_counter() - at
-        spent[type(called).__name__] = spent.get(type(called).__name__, 0.0) + took
-
-    modules.register_module_forward_pre_hook(before)
-    modules.register_module_forward_hook(after)
-    return spent
+# By module, half of the timed steps are left out of the graph.
+MODULE_STEPS = (40, 40), (8, 20)
 
 
 def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> None:
@@ -72,13 +43,14 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
     import torch
     import torch.distributed as dist
 
+    from benchmarks.step_truth_modules import time_modules
     from benchmarks.step_truth_scripts import RANKS, SCRIPTS
     from chakra_et.capture.gloo import polling_clocks
 
     torch.set_num_threads(1)
     if RANKS[name] > 1:
         dist.init_process_group("gloo")
-    rank, (wait, active) = int(os.environ.get("RANK", 0)), STEPS[size]
+    rank, (wait, active) = int(os.environ.get("RANK", 0)), (MODULE_STEPS if by_module else STEPS)[size]
     seconds: list[tuple[float, float]] = []
     polling: list[int] = []
 
@@ -98,8 +70,6 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
     def after() -> None:
         if tracer is not None:
             tracer.step()
-            modules.append(dict(spent))
-            spent.clear()
             return
         now = clocks()
         seconds.append((now[0] - last[0], now[1] - last[1]))
@@ -112,7 +82,7 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
     SCRIPTS[name](size, wait + 1 + active, after)
     if tracer is None:
         Path(folder, f"plain{rank}.json").write_text(json.dumps(seconds[wait + 1 :]))
-    Path(folder, f"modules{rank}_{int(traced)}.json").write_text(json.dumps(modules[wait + 1 :]))
+        Path(folder, f"modules{rank}.json").write_text(json.dumps(modules[wait + 1 :]))
     if RANKS[name] > 1:
         dist.destroy_process_group()
 
@@ -182,77 +152,6 @@ def measure(name: str, size: int, clock: str) -> tuple[float, float, float, floa
     return truth, mean(graphs), mean(traced), mean(observed), mean(own_steps)
 
 
-Times = dict[str, float]
-
-
-def measure_modules(name: str, size: int) -> tuple[Times, Times, Times, float]:
-    """ms per step in the forward calls of each class of module on rank 0: by the clock of an untraced
-    process, in the graph, and by the clock in the timed steps that it is from; and the untraced step. Medians
-    over the steps."""
-    from chakra_et.convert.pair import PairOptions
-    from chakra_et.convert.runs import convert_sets
-    from chakra_et.et import file as et_file
-    from chakra_et.job.operators import inside
-    from chakra_et.traces.sets import find
-
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        run(name, size, folder, False, by_module=True)
-        step = median(wall for wall, _ in json.loads((folder / "plain0.json").read_text())) * 1000
-        run(name, size, folder, True, by_module=True)
-        (result,) = convert_sets(find(folder), PairOptions())
-        trace = et_file.read(result.traces.et_file(0))
-        truth, timed = (_medians(json.loads((folder / f"modules0_{n}.json").read_text())) for n in (0, 1))
-    names = np.array([text.decode() for text in trace.names.table])[trace.names.index]
-    own = np.char.startswith(names, PREFIX) & (trace.column("segment") == 0)
-    anchors = np.flatnonzero(own)
-    start = trace.start_micros.astype(np.int64)
-    end = start + trace.duration_micros.astype(np.int64)
-    marks = np.flatnonzero(np.char.startswith(names, "ProfilerStep#") & (trace.column("segment") == 0))
-    graph = {}
-    for of in truth:
-        sums = np.zeros(len(marks))
-        rows = anchors[names[anchors] == PREFIX + of]
-        call = inside(trace, rows.tolist())
-        held = np.flatnonzero(call >= 0)
-        held = held[trace.column("lane")[held] == trace.column("lane")[rows[call[held]]]]
-        last = start[rows]
-        np.maximum.at(last, call[held], end[held])
-        step_of = np.searchsorted(start[marks], start[rows], side="right") - 1
-        np.add.at(sums, step_of, (last - start[rows]) / 1000)
-        graph[of] = float(np.median(sums))
-    return truth, graph, timed, step
-
-
-def _medians(steps: list[Times]) -> Times:
-    return {of: median(each.get(of, 0.0) for each in steps) * 1000 for of in steps[0]}
-
-
-def modules_main(scripts: list[str], sizes: list[int], turns: int) -> None:
-    errors = []
-    print(
-        f"{'script':26} size  module                    share %  truth ms  timed ms  graph ms  error %",
-        flush=True,
-    )
-    for name in scripts:
-        for size in sizes:
-            found = [measure_modules(name, size) for _ in range(turns)]
-            step = median(each[3] for each in found)
-            for of in found[0][0]:
-                truth = median(each[0][of] for each in found)
-                graph, timed = (median(each[at][of] for each in found) for at in (1, 2))
-                if truth < step / 20:
-                    continue
-                errors.append(100 * (graph / truth - 1))
-                print(
-                    f"{name:26} {size:4}  {of:24}  {100 * truth / step:7.0f}  {truth:8.2f}  {timed:8.2f}"
-                    f"  {graph:8.2f}  {errors[-1]:+7.1f}",
-                    flush=True,
-                )
-    absolute = [abs(error) for error in errors]
-    print(f"error: mean {mean(absolute):.1f}%, worst {max(absolute):.1f}% of {len(absolute)}")
-
-
 def main() -> int:
     from benchmarks.step_truth_scripts import SCRIPTS
 
@@ -264,8 +163,9 @@ def main() -> int:
     parser.add_argument("--modules", action="store_true", help="compare the time by class of module")
     config = parser.parse_args()
     if config.modules:
-        modules_main(config.scripts.split(","), list(map(int, config.sizes.split(","))), config.turns)
-        return 0
+        from benchmarks.step_truth_modules import compare
+
+        return compare(config.scripts.split(","), list(map(int, config.sizes.split(","))), config.turns)
     errors = []
     print(
         f"{'script':26} size  truth ms  graph ms  error %  again %  own %  traced/truth  observed/truth",
