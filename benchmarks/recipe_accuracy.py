@@ -277,10 +277,16 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
         by_gpu = left_out(pairs, near, gpus, weights)
         print("\n".join(text.table(by_name("GPU", gpus, by_gpu), right=set(range(1, 5)))))
     print(f"vTrain, {ranking(learned, by_layers)}\nby constants alone: {ranking(pairs, errors)}")
+    parts = []  # of a GPU's memory that runs of training_runs.csv are predicted to need
     for run, layout in pairs:
-        if published := run.row.get("memory_gib"):
-            predicted_gib = predicted(run, layout)[1].memory
+        if "memory_gib" not in run.row:
+            continue
+        predicted_gib = predicted(run, layout)[1].memory
+        parts.append(predicted_gib / layout.cluster.gpus[0].memory_gib)
+        if published := run.row["memory_gib"]:
             print(f"memory of {run.name}: {predicted_gib:.1f} GiB, {published} GiB published")
+    over, far = (sum(part > most for part in parts) for most in (1.0, 1.06))
+    print(f"{over} of {len(parts)} runs are predicted not to fit, {far} of them by 6% and more")
     print(f"{sum(bool(run.assumed) for run in runs)} rows with assumptions")
     stated = [run for run in runs if run.row.get("tp", "1") and run.row.get("mode") != "inf"]
     print(f"expressed: {len(pairs)} of {len(stated)} rows with a stated layout; refused of all {len(runs)}:")

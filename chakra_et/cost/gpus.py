@@ -19,7 +19,7 @@ _TABLE: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["gpus"]
 SUFFIXES = (".json", ".yaml", ".yml")  # of datasheets
 _NEEDED = ("vendor", "units", "clock", "watts", "cache", "memory", "kind", "peaks")
 _CHOICES = {"vendor": ("nvidia", "amd"), "kind": ("HBM", "GDDR"), "like": ("", *_TABLE)}
-_PEAKS = ("16 bit", "8 bit", "tf32", "float", "double")
+_PEAKS = ("16 bit", "8 bit", "4 bit", "tf32", "float", "double")
 _COUNT, _BYTES = {"": 1.0}, {"KB": 1e3, "MB": 1e6}
 # Units and default (none: required) of each number of a datasheet.
 _NUMBERS: dict[str, tuple[dict[str, float], str]] = {

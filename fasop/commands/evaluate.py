@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from chakra_et import cli, text
@@ -23,7 +23,7 @@ from chakra_et.text import printable
 from fasop.errors import PlanError
 from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.training_runs import predicted, usable
-from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
+from fasop.inputs.costs import PUBLISHED, check_cost_name, read_costs
 from fasop.output.report import errors, expected_error, options_line, speed
 from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
 from fasop.plans.plan import pick_plan
@@ -52,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
     done: list[Done] = []
     status = 0
-    for each in _given(config, cost_files):
+    given: Iterable[Described | PlanError] = ()
+    if config.plan.endswith(".json"):
+        plan = pick_plan(config.plan, config.rank)
+        given = [Described(f"plan {config.rank}", of_plan(plan), plan.options)]
+    for each in given or read_layouts(config.plan, cost_files, config.models_file):
         try:
             if isinstance(each, PlanError):
                 raise each
@@ -95,14 +99,6 @@ def _published(path: str, models: str) -> list[Done]:
         given = Described(run.name, layout, run.options, run.seconds)
         done.append((given, replace(one, step=step, notes=(*run.assumed, *one.notes))))
     return done
-
-
-def _given(config: Config, cost_files: list[CostFile]) -> Iterator[Described | PlanError]:
-    if not config.plan.endswith(".json"):
-        yield from read_layouts(config.plan, cost_files, config.models_file)
-        return
-    plan = pick_plan(config.plan, config.rank)
-    yield Described(f"plan {config.rank}", of_plan(plan), plan.options)
 
 
 def _summary(done: list[Done]) -> list[str]:

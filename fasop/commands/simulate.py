@@ -27,7 +27,6 @@ KINDS = {
     "update": Kind("optimizer", "#2b3a67"),
     "gather": Kind("parameter all-gather", "#80a1c1"),
 }
-COMPUTE, COMMUNICATION = range(2)
 STRIPS = ("compute", "communication")
 
 
@@ -93,5 +92,5 @@ def _span(event: Event) -> Span:
         label += f", {'activations' if event.up else 'gradients'} to stage {event.peer}"
     if event.chunk > 0:
         label += f", chunk {event.chunk}"
-    strip = COMPUTE if event.kind in ("forward", "backward", "update") else COMMUNICATION
+    strip = STRIPS.index("compute" if event.kind in ("forward", "backward", "update") else "communication")
     return Span(event.stage, event.start, event.end, event.kind, label, strip)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fasop.inputs.models import Model
-from fasop.plans.options import Options, Recompute
+from fasop.plans.options import NARROW, Options, Recompute
 
 GIB = 2**30
 # Of the bytes that the formulas give, for buffers and fragmentation; the published tool's margin.
@@ -63,9 +63,9 @@ def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:
     """Bytes per parameter of weights, gradients and Adam's states, of which the data-parallel ranks share
     what ZeRO shares.
     """
-    each = (4, 4, 8) if options.precision == "fp32" else (2, 4, 12)
-    if options.adapters:
-        each = (2, 0, 0)
+    each = (4, 4, 8) if options.precision == "fp32" else (2, options.gradient_bytes, 12)
+    if options.adapters:  # frozen weights are kept as products take them
+        each = (1 if options.precision in NARROW else 2, 0, 0)
     if options.offload:
         each = (*each[:2], 0)
     shared, dp = [options.zero >= stage for stage in (3, 2, 1)], options.shared(dp)
@@ -77,16 +77,26 @@ def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:
 
 def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Recompute) -> np.ndarray:
     """Activation bytes of one micro-batch [kept in flight; needed only while the unit runs, unit]."""
-    s, b, h, a = model.seq, mbs, model.hidden, model.heads
+    s, b, h, a, again = model.seq, mbs, model.hidden, model.heads, options.again
     tokens, wide = s * b, options.activation_bytes / 2  # the formulas are for 16 bits
     whole = tokens / tp if options.sequence_parallel else tokens
     copies = model.top_k if model.experts else 1
-    # Inputs of projections and normalizations and dropout masks; queries, keys, values and context;
-    # activations.
+    # Bytes of each number that a product multiplies by its weights, which only their gradients need: 2, or
+    # what Transformer Engine casts it to. Adapters have gradients beside attention only.
+    narrow = options.engine in ("megatron", "mlperf") and options.precision in NARROW
+    cast = NARROW[options.precision][0] if narrow else 2
+    of_attention, of_feed = (2, 0) if options.adapters else (cast, cast)
+    # Inputs of normalizations and projections, and dropout masks, which gated models don't have; queries,
+    # keys, values and context, which attention's own gradient needs in 16 bits; activations.
+    masked = 2 + (not model.gated)
     query, key = 2 * tokens * model.width / tp, 2 * tokens * model.kv_width / tp
     ffn = tokens * (copies * model.ffn_width + model.shared_ffn) / tp
-    attention = 5 * h * whole + 2 * query + 2 * key
-    feed = 5 * h * whole + (6 if model.gated else 4) * ffn + (2 * h * tokens * copies if model.experts else 0)
+    copy = cast / 2 * query if narrow and not options.adapters else 0  # of the context, as it was cast
+    attention = (masked + of_attention) * h * whole + 2 * query + 2 * key + copy
+    # MLPerf's LoRA keeps the activation's input so, too (FP8_ACTIVATION in its submitters' settings).
+    input_bytes = cast if options.adapters and options.engine == "mlperf" else 2
+    feed = (masked + of_feed) * h * whole + ((2 if model.gated else 1) * input_bytes + of_feed) * ffn
+    feed += of_feed * h * tokens * copies if model.experts else 0
     scores = (4 if options.attention == "flash" else 5 * s * model.cp) * a * s * b / tp
     in_layer = attention + feed
     held = {"T": in_layer, "D": in_layer + attention}
@@ -104,14 +114,14 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     # context and the outputs of every second product (torchtitan's selective checkpoints).
     spared = {
         "latent": query + 2 * key,
-        "elementwise": 4 * h * whole + 2 * ffn * ("experts" not in options.again),
-        "experts": feed - 5 * h * whole,
+        "elementwise": of_attention * h * whole + of_feed * (h * whole + ffn * ("experts" not in again)),
+        "experts": feed - (masked + of_feed) * h * whole,
         "operators": in_layer - 4 * h * whole - 1.5 * query - key - (2 if model.gated else 1) * ffn,
     }
-    less = sum(spared[module] for module in options.again)
-    kept |= {kind: kept[kind] - less for kind in ran}
+    less = sum(spared[module] for module in again)
+    kept |= {kind: (kept[kind] - less) * (1 - options.offloaded) for kind in ran}
     if recompute == "full":
-        kept |= dict.fromkeys(ran, 2 * whole * h)
+        kept |= {kind: kept[kind] + options.recomputed * (2 * whole * h - kept[kind]) for kind in ran}
     if recompute == "full" or less:
         once |= ran
     return wide * np.array([[each[kind] for kind in model.kinds] for each in (kept, once)])

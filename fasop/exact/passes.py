@@ -73,7 +73,7 @@ class Passes:
             routed = 2 * self.exchange_seconds(experts, tp, mbs) * self.layers
             forward, backward = forward + routed, backward + routed
         if recompute == "full":
-            backward = backward + forward * self.layers
+            backward = backward + options.recomputed * forward * self.layers
         elif recompute == "selective":
             backward = backward + units.scores
         if "operators" in options.again:  # their inputs are gathered again

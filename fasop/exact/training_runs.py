@@ -28,7 +28,7 @@ from fasop.exact.estimate import Estimate, estimate
 from fasop.inputs.clusters import of_gpus
 from fasop.inputs.costs import PUBLISHED, CostFile, read_costs
 from fasop.inputs.hf_config import model_sizes
-from fasop.inputs.models import Model
+from fasop.inputs.models import Model, find_model
 from fasop.plans.layout import Layout, uniform
 from fasop.plans.options import Again, Engine, Options, Precision, Recompute
 
@@ -38,7 +38,6 @@ _PRECISIONS: dict[str, Precision] = {
     **{"NVFP4": "nvfp4", "unknown": "fp8", "amp_bf16": "mixed", "bf16": "mixed", "amp_fp8": "fp8"},
 }
 _SAME = {"LLAMA3_8B": "LLAMA3.1_8B", "LLAMA3_70B": "LLAMA3.1_70B", "LLAMA2_70B": "LLAMA3.1_70B"}
-_VOCABULARIES = {"LLAMA2_70B": 32000}
 # What modules are called whose activations are computed again.
 _AGAIN: dict[str, Again] = {
     **{"mla_up_proj": "latent", "'mlp'": "experts", "'moe'": "experts", "core_attn": "elementwise"},
@@ -46,13 +45,8 @@ _AGAIN: dict[str, Again] = {
 }
 MOST_MISSING = 4  # layers that embedding and head may count as together
 _FUSED_LOSS = "2025"  # from this release on torchtitan compiles the loss, too
+_SINGLE = "2025-05"  # from this release on micro-batches of torchtitan's pipelines are single sequences
 _OFTEN = "26"  # from this release on recipes send tokens by DeepEP or HybridEP
-# Hidden size, layers and heads (README of MPT's llm-foundry).
-_MPT = {
-    **{"125m": (768, 12, 12), "350m": (1024, 24, 16), "760m": (1536, 24, 12), "1b": (2048, 24, 16)},
-    **{"3b": (2560, 32, 20), "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 48, 56)},
-    "70b": (8192, 80, 64),
-}
 # Hidden size, layers, heads and vocabulary (NeuSight, scripts/asplos/data/DLmodel_configs).
 _STEPS = {
     **{"bert_large": (1024, 24, 16, 30522), "gpt2_large": (1280, 36, 20, 50257)},
@@ -155,10 +149,9 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
             run = read(_with_recipe(row, rows), settings)
             if not 0 < run.seconds < 1e9:
                 raise PlanError("its time is no number of seconds above 0.")
-        except KeyError as error:
-            run = Run("", "", PlanError(f"{error.args[0]} can't be planned."), Options(), math.nan, (), row)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, PlanError) else f"a column can't be read: {error}."
+            why = f"{error.args[0]} can't be planned." if isinstance(error, KeyError) else why
             run = Run("", "", PlanError(why), Options(), math.nan, (), row)
         found.append(run)
     return found
@@ -201,8 +194,8 @@ def _described(
         raise PlanError(f"the settings of {row['model']} aren't known.")
     sizes = model_sizes(config, row["model"])
     sizes |= {"seq": count("seq"), "global_batch": count("gbs")}
-    if row["model"] in _VOCABULARIES:
-        sizes |= {"vocab": _VOCABULARIES[row["model"]], "parameters": 0}
+    if row["model"] == "LLAMA2_70B":  # Llama 3's sizes but for this
+        sizes |= {"vocab": 32000, "parameters": 0}
     notes, modules = row.get("notes") or "", row.get("recompute_modules") or ""
     depth = 0 if "w/o MTP" in notes else int(config.get("num_nextn_predict_layers") or 0)
     model = Model(name=row["model"], mtp=depth, **sizes)
@@ -215,12 +208,21 @@ def _described(
     elif model.experts and not settled:
         assumed.append("no recomputation and no CUDA graph, as its recipe isn't stated")
     engine = _ENGINES.get(row["source"], "mlperf")
-    tp, shards = count("tp"), count("dp_shard", 0)
+    tp, pp, chunks, shards = count("tp"), count("pp"), count("vp"), count("dp_shard", 0)
+    mbs, zero = count("mbs"), 3 if shards else 1
+    if engine == "torchtitan" and pp > 1:
+        # What is stated is a rank's batch. Parameters stay gathered from one micro-batch to the next.
+        mbs, zero = max(mbs // pp, 1) if row["release"] < _SINGLE else 1, 1
+        assumed.append("torchtitan's default number of micro-batches")
+        chunks = chunks if row.get("vp") or "interleaved" not in notes.lower() else 2
     options = Options(
-        recompute="full" if "full AC" in notes else "none",
-        zero=3 if shards else 1,
+        recompute="full" if "full AC" in notes or row.get("recompute_num_layers") else "none",
+        # Layers of each stage's chunk, one after the other (Megatron-core's method "block").
+        recomputed=min(count("recompute_num_layers", model.layers) * pp * chunks / model.layers, 1.0),
+        offloaded=min(count("cpu_offloading_num_layers", 0) / model.layers, 1.0),
+        zero=zero,
         overlap=True,
-        shard=0 if model.experts else shards * count("cp"),
+        shard=0 if model.experts or zero < 3 else shards * count("cp"),
         sequence_parallel=tp > 1,
         attention="flash",
         precision="fp8 rows" if "rowwise" in notes else _PRECISIONS[row["precision"]],
@@ -235,9 +237,9 @@ def _described(
         adapters=row.get("task") == "LoRA",
         plain_loss=engine == "torchtitan" and row.get("release", "") < _FUSED_LOSS,
     )
-    degrees = (tp, count("pp"), count("cp"), count("ep"))
+    degrees = (tp, pp, count("cp"), count("ep"))
     gpu, gpus = _gpu(row["gpu"]), count("num_gpus")
-    return layout_of(model, gpu, gpus, count("mbs"), degrees, options.recompute, count("vp")), options
+    return layout_of(model, gpu, gpus, mbs, degrees, options.recompute, chunks), options
 
 
 def _mpt(row: Mapping[str, str], _: object) -> Run:
@@ -253,8 +255,7 @@ def _mpt(row: Mapping[str, str], _: object) -> Run:
         gradient_bytes=2,
         engine="mpt",
     )
-    h, layers, heads = _MPT[row["model"]]
-    model = Model(f"mpt-{row['model']}", h, seq, layers, 50368, heads, gbs)
+    model = replace(find_model(f"mpt-{row['model']}"), seq=seq, global_batch=gbs)
     layout = layout_of(model, _gpu(row["gpu"]), count, int(row["mbs"]), (1, 1, 1, 1), options.recompute)
     return Run(name, f"MPT, {row['gpu'].split('_')[0].upper()}", layout, options, seconds, (), row)
 

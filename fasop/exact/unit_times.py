@@ -18,7 +18,7 @@ from fasop.exact.recipes import CALLED, guessed, hardware, host_seconds, kernel_
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
 from fasop.inputs.models import Model
-from fasop.plans.options import Options
+from fasop.plans.options import NARROW, Options
 
 # Launches decide where time grows by less than this part of what the micro-batch grows.
 LAUNCHES_BIND = 0.5
@@ -132,6 +132,8 @@ class Compute:
                 f"no costs of {self.model.name} on GPU {gpu!r}: in the cluster file give {name} 'like' (a "
                 f"GPU or the file of a datasheet) and 'speed', or measure it with 'fasop profile': {near}"
             )
+        if (way := self.options.precision) in NARROW and (peak := NARROW[way][1]) not in of.peaks:
+            raise PlanError(f"{gpu} has no {way} products (no {peak} peak): plan another precision.")
         notes = [f"{self.model.name} on {gpu}: not measured, computed by the model of the GPU"]
         notes += [text for text in (self.skipped, self.model.remark) if text]
         notes += ["the host's part in the optimizer is a guess: no run shows it"] * self.options.offload

@@ -73,8 +73,7 @@ def links(types: np.ndarray, inter: np.ndarray, intra: np.ndarray, gpus: int, tp
 def even_split(units: int, stages: int) -> np.ndarray:
     """units // stages everywhere; what is left goes to the last stage, then the first, the second, …"""
     partition = np.full(stages, units // stages, dtype=np.int64)
-    for k in range(units % stages):
-        partition[k - 1] += 1
+    partition[np.arange(units % stages) - 1] += 1
     return partition
 
 

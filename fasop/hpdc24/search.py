@@ -99,7 +99,6 @@ def ranked(
         kept = [row for row in kept if not (row.sharded if sharded else row.plain)[0]]
     if goal.max_step_time is not None:
         kept = [row for row in kept if row.step_time <= goal.max_step_time]
-
     if every_row:
         return kept
     if goal.objective == "pareto":

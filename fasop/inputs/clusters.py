@@ -147,18 +147,9 @@ def of_gpus(name: str, count: int) -> Cluster:
     rate = inside.bus_of(min(size, 8) if of.link == "PCIe" else 8) if inside else of.bandwidth
     hop = max((inside.latency(8) / 1e9 - COLLECTIVE_START) / 14, 1e-6) if inside else 0.0
     called = "A100-80GB" if name == "A100" else name  # as cluster files call them
-    gpu = Gpu(
-        *(
-            called,
-            float(gpus.entry(name)["held"].split()[0]),
-            0.0,
-            8 * (of.network or of.bandwidth) * size,
-            8 * rate,
-        ),
-        intra_latency=hop,
-        gpu_bandwidth=8 * of.network,
-        shared_bus=of.link == "PCIe",
-    )
+    held, sent = float(gpus.entry(name)["held"].split()[0]), 8 * (of.network or of.bandwidth) * size
+    own = (called, held, 0.0, sent, 8 * rate, 0.0, hop, of.link == "PCIe")
+    gpu = Gpu(*own, gpu_bandwidth=8 * of.network)
     return Cluster(f"{count}x{name}", size, (gpu,), (count // size,))
 
 

@@ -12,6 +12,8 @@ Recompute = Literal["none", "selective", "full"]
 Attention = Literal["unfused", "flash"]
 Precision = Literal["mixed", "fp8", "fp8 rows", "mxfp8", "nvfp4", "fp32"]
 Engine = Literal["megatron", "deepspeed", "torchtitan", "mlperf", "mpt", "eager"]
+# Of products in fewer bits: bytes of a number, and the peak of a GPU that has them. MXFP8 came with NVFP4.
+NARROW = {"fp8": (1, "8 bit"), "fp8 rows": (1, "8 bit"), "mxfp8": (1, "4 bit"), "nvfp4": (0.5, "4 bit")}
 Again = Literal["operators", "experts", "latent", "elementwise"]
 
 
@@ -25,16 +27,17 @@ class Options:
     (ZeRO stage: 1 the optimizer states, 2 the gradients too, 3 the parameters too); overlap: gradients are
     reduced beside the last backward pass; sequence_parallel: what tensor parallelism leaves whole is split by
     tokens; attention: whether scores are stored; precision: 16-bit computation with fp32 master weights, its
-    products in 8 or 4 bits (scaled by tensors, rows or blocks), or fp32; gradient_bytes: of a gradient when
-    it is reduced; engine: whose schedule, messages and kernels; scatter_gather: tensor-parallel ranks send a
-    share of a stage's output each, not all of it; per_stage: each stage has a tp, micro-batch and
+    products in 8 or 4 bits (scaled by tensors, rows or blocks), or fp32; gradient_bytes: of a gradient,
+    kept and reduced; engine: whose schedule, messages and kernels; scatter_gather: tensor-parallel ranks send
+    a share of a stage's output each, not all of it; per_stage: each stage has a tp, micro-batch and
     recomputation of its own.
     shard: data-parallel ranks among which ZeRO-3 shares the parameters, of which each such group has a copy
     (HSDP; 0: all); offload: the optimizer's states and its step are the host's.
     As recipes set it: again: modules that the backward pass computes again; cuda_graphs: no host starts the
     kernels; fast_dispatch: tokens go to experts by kernels made for it (DeepEP, HybridEP); overlap_tensor,
     overlap_tokens: that communication runs beside computation; adapters: only LoRA's are trained; plain_loss:
-    no compiler fuses the loss, which keeps each of its steps.
+    no compiler fuses the loss, which keeps each of its steps; recomputed, offloaded: shares of the layers
+    that full recomputation spares, and whose activations wait in the host's memory.
     """
 
     recompute: Recompute = "none"
@@ -56,6 +59,8 @@ class Options:
     overlap_tokens: bool = False
     adapters: bool = False
     plain_loss: bool = False
+    recomputed: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    offloaded: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     def shared(self, replicas: int) -> int:
         """Ranks that share a parameter's states, of so many that have it."""

@@ -173,8 +173,10 @@ def read_plans(path: str | Path) -> list[Plan]:
     if version != FORMAT:
         raise PlanError(f"{path}: plans of format {version!r}: this program reads format {FORMAT}.")
     plans = read_json(path, _File, "a file of plans", remedy).plans
-    for index, plan in enumerate(plans):
-        _check(f"{path}: plans[{index}]", plan)
+    for index, plan in enumerate(plans):  # a file edited by hand must still hold plans
+        where = f"{path}: plans[{index}]"
+        if sentence := next((words for is_wrong, words in _mistakes(where, plan) if is_wrong), ""):
+            raise PlanError(f"{where}: {sentence}.")
     return plans
 
 
@@ -185,13 +187,6 @@ def pick_plan(path: str, rank: int) -> Plan:
         return plans[rank - 1]
     held = f"{len(plans)} plans" if len(plans) != 1 else "one plan"
     raise PlanError(f"{path}: holds {held}: --rank {rank} is none of them.")
-
-
-def _check(where: str, plan: Plan) -> None:
-    """A file edited by hand must still be one plan. Raises ``PlanError``."""
-    for is_wrong, sentence in _mistakes(where, plan):
-        if is_wrong:
-            raise PlanError(f"{where}: {sentence}.")
 
 
 def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
@@ -278,10 +273,8 @@ class Goal:
     def no_plan(self, model: str, clusters: Sequence[str]) -> str:
         """Why a search found nothing, and what would find something."""
         what = f"no plan of {model} on {clusters[0] if len(clusters) == 1 else 'any cluster'}"
-        if self.max_step_time is not None:
-            return (
-                f"{what} takes at most {self.max_step_time:g} s per step: raise --max-step-time or add GPUs."
-            )
+        if (most := self.max_step_time) is not None:
+            return f"{what} takes at most {most:g} s per step: raise --max-step-time or add GPUs."
         return f"{what} fits into memory: give --recompute auto, --fsdp, a larger --max-tp, or more GPUs."
 
     @property

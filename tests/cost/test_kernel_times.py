@@ -92,7 +92,7 @@ def test_a_datasheet_makes_a_gpu(tmp_path: Path) -> None:
         (sheet | {"memroy": "3 TB/s"}, "has no setting memroy"),
         (
             sheet | {"peaks": {"16 bit": "989 TFLOP/s", "fp8": "1979 TFLOP/s"}},
-            "the peaks 16 bit, 8 bit, tf32, float, double, not fp8",
+            "the peaks 16 bit, 8 bit, 4 bit, tf32, float, double, not fp8",
         ),
         (sheet | {"peaks": "989 TFLOP/s"}, "no datasheet of a GPU: give settings and peaks as"),
         ([sheet], "no datasheet of a GPU: give settings"),

@@ -18,8 +18,8 @@ from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.memory import activations, parameters, stage_gib
 from fasop.exact.training_runs import expressible, layout_of, predicted, read_runs, refused
 from fasop.inputs.models import Model
-from fasop.plans.layout import Described, read_layouts
-from fasop.plans.options import Again, Options
+from fasop.plans.layout import Described, Layout, read_layouts
+from fasop.plans.options import Again, Options, Precision
 from tests.shared import shared_path
 
 LLAMA = Model("llama", 8192, 8192, 80, 128256, 64, 256, kv_heads=8, ffn=28672, gated=True, tied=False)
@@ -104,9 +104,35 @@ def test_latent_attention_has_the_products_of_its_ranks() -> None:
 
 
 def test_constants_that_no_run_has_set_are_named() -> None:
-    layout = layout_of(LLAMA, "MI300X", 8, 1, (8, 1, 1, 1))
+    layout = layout_of(LLAMA, "GB300", 8, 1, (8, 1, 1, 1))
     notes = estimate(layout, [], replace(OPTIONS, precision="nvfp4")).notes
-    assert "MI300X: the constant 'products8: AMD, 4 bit' is a guess: no published run has set it" in notes
+    assert (
+        "GB300: the constant 'products8: Blackwell, 4 bit' is a guess: no published run has set it" in notes
+    )
+
+
+def test_products_of_fewer_bits_are_faster_where_the_gpu_has_them() -> None:
+    layout = layout_of(LLAMA, "GB300", 64, 1, (2, 4, 1, 1), chunks=5)
+    ways: list[Precision] = ["mixed", "mxfp8", "nvfp4"]
+    wide, narrow, narrowest = (
+        estimate(layout, [], replace(OPTIONS, precision=way, cuda_graphs=True)).step for way in ways
+    )
+    assert 1.3 < wide / narrow < 2 and 1.2 < narrow / narrowest < 2
+    for gpu, precision in (("H100", "nvfp4"), ("H100", "mxfp8"), ("A100", "fp8")):
+        layout = layout_of(LLAMA, gpu, 64, 1, (4, 8, 1, 1))
+        with pytest.raises(PlanError, match=f"{gpu}.* has no {precision} "):
+            estimate(layout, [], replace(OPTIONS, precision=precision))
+
+
+def test_a_batch_of_torchtitans_pipeline_is_several_micro_batches(tmp_path: Path) -> None:
+    row = {"source": "torchtitan", "release": "202412", "gpu": "H100 96GB HBM2e", "num_gpus": "512"}
+    row |= {"gbs": "128", "mbs": "16", "tp": "8", "dp_shard": "8", "vp": "", "notes": "1F1B"}
+    newer = {**row, "release": "2025-06", "notes": "Interleaved 1F1B"}
+    (old, _), (new, _) = expressible(read_runs(table(tmp_path, row, newer)))
+    assert isinstance(old.layout, Layout) and isinstance(new.layout, Layout)
+    assert (old.layout.micro_batches, old.layout.virtual_stages, old.options.zero) == (8, 1, 1)
+    assert (new.layout.micro_batches, new.layout.virtual_stages) == (16, 2)
+    assert "torchtitan's default number of micro-batches" in old.assumed
 
 
 @pytest.mark.parametrize(
@@ -225,6 +251,44 @@ def test_activations_of_modules_that_are_computed_again_are_not_kept() -> None:
     latent = replace(model, kv_rank=512, q_rank=1536, rope=64, v_width=128, kv_heads=0)
     sizes = [activations(latent, 1, 2, replace(options, again=again), "none") for again in ((), ("latent",))]
     assert (sizes[0] - sizes[1])[0, 1] == 2 * 8192 * 6 * 4096
+
+
+def test_what_products_multiply_is_kept_as_it_was_cast() -> None:
+    """An input of 8192 of each of attention and feed-forward part, 28672 of the latter's second product, and
+    of attention's second one a copy beside the context, which attention's own gradient needs in 16 bits."""
+
+    def kept(**changes: Any) -> float:
+        options = replace(OPTIONS, sequence_parallel=False, **changes)
+        return float(activations(LLAMA, 1, 1, options, options.recompute)[0, 1]) / LLAMA.seq
+
+    assert kept(precision="mixed") - kept() == 2 * 8192 + 28672 - 8192
+    assert kept(precision="fp8", engine="torchtitan") == kept(precision="mixed")  # casts for each product
+    assert kept() - kept(adapters=True) == 8192 + 28672  # frozen weights have no gradients
+    assert kept(offloaded=0.5) == kept() / 2
+    assert kept(recompute="full") == 2 * 8192
+    assert kept(recompute="full", recomputed=0.25) == pytest.approx(0.75 * kept() + 0.25 * 2 * 8192)
+
+
+def test_layers_that_recipes_compute_again_or_offload_are_read(tmp_path: Path) -> None:
+    stated = {"recompute_num_layers": "1", "cpu_offloading_num_layers": "40", "settings": "recipe"}
+    path = table(tmp_path, {}, {"settings": "recipe"})
+    head, first, second = path.read_text().splitlines()
+    more = ",".join(stated)
+    path.write_text(f"{head},{more}\n{first},1,40,recipe\n{second},,,recipe\n")
+    (some, _), (none, _) = ((run, layout) for run, layout in expressible(read_runs(path)))
+    assert (some.options.recompute, some.options.recomputed, some.options.offloaded) == ("full", 0.5, 0.5)
+    assert (none.options.recompute, none.options.offloaded) == ("none", 0.0)
+
+
+def test_runs_that_ran_fit_into_their_gpus() -> None:
+    """Those with a stated recipe, and MLPerf's; 12 of them were predicted to need up to 2.3 times as much."""
+    truth = shared_path("data/truth", "training_runs.csv")
+    known = [
+        (predicted(run, layout)[1].memory / layout.cluster.gpus[0].memory_gib, run.name)
+        for run, layout in expressible(read_runs(truth / "training_runs.csv"))
+        if run.row["settings"] or run.row["source"].startswith("MLPerf")
+    ]
+    assert len(known) > 60 and max(known)[0] < 1.06, max(known)
 
 
 def test_a_loss_that_is_not_fused_keeps_its_steps() -> None:
