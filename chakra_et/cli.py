@@ -44,9 +44,12 @@ def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> An
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
 
 
-def names_of_run() -> Any:
-    """The field of commands that read one run, see ``chakra_et.convert.inputs.find_run``."""
-    return option("the run: NAME, its .et files, its folder, or PyTorch traces", positional=True)
+def run_names(what: str = "the run", traces: bool = True, **metadata: Any) -> Any:
+    """The field of commands that read runs, see ``et.sets.find_rank_sets`` and, where they take PyTorch
+    ``traces`` too, ``convert.inputs.find_run``."""
+    text = f"{what}: FOLDER/NAME for FOLDER/NAME.0.et, NAME.1.et, …; its folder; or its .et files"
+    text = f"{text}; or PyTorch traces" if traces else text
+    return option(text, positional=True, **{"metavar": "NAME"} | metadata)
 
 
 def allow_missing_ranks() -> Any:

@@ -55,4 +55,6 @@ def main(world: World, watch: Watch) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(f"no flags: settings come from the environment\n\n{__doc__}")
     distributed.run(main, DIST_TIMEOUT)

@@ -102,4 +102,4 @@ def signal_all(pids: set[int], number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(__doc__ if sys.argv[1:] in ([], ["--help"]) else main(sys.argv[1:]))

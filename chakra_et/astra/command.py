@@ -17,7 +17,7 @@ from chakra_et import text
 from chakra_et.astra.bundle import write_bundle
 from chakra_et.astra.bundle_texts import Backend
 from chakra_et.astra.prepare import Keep, Ranks, ranks_of
-from chakra_et.cli import allow_missing_ranks, option, parse
+from chakra_et.cli import allow_missing_ranks, option, parse, run_names
 from chakra_et.errors import TraceError, reason
 from chakra_et.et.sets import read_set
 from chakra_et.files import read_bytes, read_json
@@ -32,7 +32,7 @@ _THROWN = re.compile(rb"terminate called.*\n\s*what\(\): *(.*)")
 class AstraConfig:
     """The command's arguments."""
 
-    name: str = option("the run: outputs/NAME; with --check, the folder for ASTRA-sim", "", positional=True)
+    name: str = run_names("with --check, the folder for ASTRA-sim; else the run", traces=False, default="")
     output: str = option("the folder to write", "", short="-o")
     topology: str = option("'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', or a .json file", "")
     backend: Backend = option("also write files for a packet simulator", "analytical")
@@ -43,8 +43,12 @@ class AstraConfig:
     fill: bool = option("make missing ranks from ranks of the same stage", False)
     mesh: str = option("with --fill: the mesh (tp2,dp4,pp2), where groups don't show it", "")
     seed: int = option("with --fill: random seed of the spread of compute times", 0)
-    check: str | None = option("a log of ASTRA-sim to compare with the folder's expected.json", None)
-    max_error: float | None = option("with --check: exit with 1 beyond this percentage", None, least=0)
+    check: str | None = option(
+        "a log of ASTRA-sim to compare with the folder's expected.json", None, metavar="LOG"
+    )
+    max_error: float | None = option(
+        "with --check: exit with 1 if a rank's time is off by more", None, metavar="PERCENT", least=0
+    )
 
     def __post_init__(self) -> None:
         if self.check is not None:

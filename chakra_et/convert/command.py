@@ -42,6 +42,7 @@ from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.discovery import TraceFile, look_at
+from chakra_et.traces.records import MAX_BYTES
 from chakra_et.traces.sets import TraceSet
 
 Kind = TypeVar("Kind")
@@ -85,7 +86,7 @@ class ConvertConfig:
         "continue if a trace was cut off or device work is missing", False, group=RARE
     )
     allow_missing_ranks: bool = option("continue if traces of some ranks are missing", False, group=RARE)
-    max_bytes: int = option("reject a larger trace (uncompressed size)", 8 << 30, group=RARE)
+    max_bytes: int = option("refuse a larger trace (uncompressed size)", MAX_BYTES, group=RARE)
 
     def __post_init__(self) -> None:
         if self.step != "all" and not (self.step.isascii() and self.step.isdigit()):
@@ -135,6 +136,7 @@ def main(argv: Sequence[str] | None = None, keep: bool = False) -> int:
 
     def work() -> int:
         about = "Convert host and device traces to Chakra execution traces."
+        about = "Convert the ranks that aren't converted yet, or not with these flags." if keep else about
         config = cli.parse(ConvertConfig, argv, description=about)
         records = [path for path in config.paths() if is_record(path)]
         return _records(records, config) if records else show(convert(config, config.sets(), keep), config)

@@ -21,8 +21,8 @@ from chakra_et.convert.pair import add_report
 from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import texts, with_metadata, with_texts
+from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import set_integers, texts, with_metadata, with_texts
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.timing import align, waits
@@ -275,6 +275,7 @@ def _likeness(one: _Communicator, other: _Communicator) -> float:
 JointTimes = tuple[int, int, np.ndarray]
 """ns to be added to a rank's clock, their uncertainty, and in µs the wait of each communication node in the
 order of the file, -1 if a member is missing (int64)."""
+_JOINT = "transfer_micros", "wait_micros"
 
 
 def joint_times(
@@ -321,30 +322,24 @@ def finish_rank(
     A file that already has these times is not written again.
     """
     path, report, times, groups = job
-    trace = et_file.read(path)
-    metadata, changed = dict(trace.metadata), bool(groups)
-    trace = with_groups(trace, groups) if groups else trace
+    given = et_file.read(path)
+    trace = with_groups(given, groups) if groups else given
     if times is not None:
-        changed |= add_times(trace, times)
+        trace = with_times(trace, times)
         add_report(trace, report)
-    if changed or trace.metadata != metadata:
+    old, new = (np.stack([each.column(name, -1) for name in _JOINT]) for each in (given, trace))
+    if groups or trace.metadata != given.metadata or not np.array_equal(old, new):
         et_file.write(path, trace)
     return report, files.sha256(path)
 
 
-def add_times(trace: ExecutionTrace, times: JointTimes) -> bool:
-    """Give a trace its joint times; whether waits are other than it has."""
+def with_times(trace: ExecutionTrace, times: JointTimes) -> ExecutionTrace:
+    """The trace with its joint times in place of any others."""
     offset, spread, each = times
-    rows = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
-    known = each >= 0
-    wait = np.minimum(each[known], trace.duration_micros[rows[known]].astype(np.int64))
-    transfer = trace.duration_micros[rows[known]].astype(np.int64) - wait
-    same = True
-    for name, values in (("transfer_micros", transfer), ("wait_micros", wait)):
-        old = trace.attributes.pop(name, Attribute("int64", rows[:0], wait[:0]))
-        same &= np.array_equal(old.rows, rows[known]) and np.array_equal(np.asarray(old.values), values)
-        if len(values):
-            trace.attributes[name] = Attribute("int64", rows[known], values)
-    trace.metadata["clock_offset_ns"] = offset
-    trace.metadata["clock_spread_ns"] = spread
-    return not same
+    rows, known = np.flatnonzero(trace.types >= NodeType.COMM_SEND)[each >= 0], np.zeros(len(trace), bool)
+    known[rows] = True
+    wait, lasting = np.zeros(len(trace), np.int64), trace.duration_micros.astype(np.int64)
+    wait[rows] = np.minimum(each[each >= 0], lasting[rows])
+    for name, values in zip(_JOINT, (lasting - wait, wait), strict=True):
+        trace = set_integers(trace, name, "int64", values, known)
+    return with_metadata(trace, clock_offset_ns=offset, clock_spread_ns=spread)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
+from chakra_et.cli import allow_missing_ranks, option, parse, run_names, skeletons
 from chakra_et.convert.inputs import load_run
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
@@ -22,7 +22,7 @@ from chakra_et.text import plural
 class DiagnoseConfig:
     """The command's arguments."""
 
-    name: str = option("the run: NAME, an .et file, its folder, or a PyTorch trace", positional=True)
+    name: str = run_names()
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
     json: bool = option("print JSON, with all figures", False)

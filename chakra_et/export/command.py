@@ -40,7 +40,7 @@ DEFAULTS = {"perfetto": ".pftrace", "chrome": "_trace.json.gz", "tensorboard": "
 class ExportConfig:
     """The command's arguments."""
 
-    names: tuple[str, ...] = cli.names_of_run()
+    names: tuple[str, ...] = cli.run_names()
     format: Format = cli.option("what to write", "perfetto")
     output: str | None = cli.option(
         "file to write; NAME for parquet and csv, a folder for tensorboard", None, short="-o"

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.cli import option, parse
+from chakra_et.cli import option, parse, run_names
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
@@ -38,7 +38,7 @@ LONGEST_TEXT = 60
 class InfoConfig:
     """The command's arguments."""
 
-    files: tuple[str, ...] = option(".et files, or NAME for NAME.0.et, NAME.1.et, …", positional=True)
+    files: tuple[str, ...] = run_names("the runs", traces=False)
     json: bool = option("print JSON", False)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from chakra_et import text
-from chakra_et.cli import allow_missing_ranks, cluster, option, parse, skeletons
+from chakra_et.cli import allow_missing_ranks, cluster, option, parse, run_names, skeletons
 from chakra_et.convert.inputs import load_run
 from chakra_et.errors import TraceError
 from chakra_et.et.record import refuse_existing
@@ -47,7 +47,7 @@ class PredictConfig(SizeFlags):
 
     MOST: ClassVar[int] = 1024
 
-    name: str = option("the run: NAME, an .et file, its folder, or a PyTorch trace", "", positional=True)
+    name: str = run_names(default="")
     scale: tuple[str, ...] = option(
         "nodes whose name matches take FACTOR times as long", (), metavar="PATTERN=FACTOR"
     )

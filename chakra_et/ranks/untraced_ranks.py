@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from chakra_et.convert.graph.communication import Group, group_number
-from chakra_et.convert.together import add_times, joint_times
+from chakra_et.convert.together import joint_times, with_times
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et import record
@@ -27,8 +27,6 @@ from chakra_et.names import RunFiles
 from chakra_et.ranks.communication import Recorded, RecordedCall, read_records
 
 _OF_ITS_OWN = ("wait_micros", "transfer_micros", "recorded_start_micros", "recorded_micros")
-
-
 _Calls = list[tuple[str, np.ndarray, str, list[RecordedCall]]]
 """By group of a trace: its name there, rows, and in a rank's record the group and the calls that they are."""
 
@@ -55,9 +53,8 @@ def add_untraced(paths: list[Path], run: RunFiles) -> list[str]:
     with folder_lock(run.folder, False, lambda: None), scratch_folder(run.folder / run.name) as scratch:
         inner = RunFiles(scratch, run.name)
         for rank, trace in traces.items():
-            if rank in times:
-                add_times(trace, times[rank])
-            et_file.write(inner.et_file(rank), trace)
+            timed = with_times(trace, times[rank]) if rank in times else trace
+            et_file.write(inner.et_file(rank), timed)
         if 0 in traces:
             link(inner.et_file(0), inner.first_et_file)
         write_json(inner.groups_file, groups)

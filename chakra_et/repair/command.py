@@ -28,8 +28,8 @@ LISTED = 20
 class RepairConfig:
     """Which files to repair, and where to stop."""
 
-    files: tuple[str, ...] = option("trace files; default: all traces under --dir", (), positional=True)
-    dir: str = option("search this folder and its subfolders for traces", "outputs")
+    files: tuple[str, ...] = option("trace files (default: all under --dir)", (), positional=True)
+    dir: str = option("folder with the traces, and its subfolders", "outputs", metavar="FOLDER")
     dry_run: bool = option("list the repairs without writing anything", False)
     max_bytes: int = option("refuse a larger trace (uncompressed size)", MAX_BYTES)
 

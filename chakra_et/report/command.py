@@ -33,14 +33,14 @@ from chakra_et.report.run import load
 class ReportConfig:
     """The command's arguments."""
 
-    names: tuple[str, ...] = cli.names_of_run()
+    names: tuple[str, ...] = cli.run_names()
     output: str | None = cli.option(
         "page to write (default: NAME_report.html beside the run)", None, short="-o"
     )
     allow_missing_ranks: bool = cli.allow_missing_ranks()
     skeletons: Skeletons = cli.skeletons()
     cluster: str = cli.cluster()
-    xlsx: str | None = cli.option("also write the tables to this workbook", None)
+    xlsx: str | None = cli.option("also write the tables to this workbook", None, metavar="FILE")
     json: bool = cli.option("print what the page's tables show, as JSON", False)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chakra_et.cli import allow_missing_ranks, option, parse, skeletons
+from chakra_et.cli import allow_missing_ranks, option, parse, run_names, skeletons
 from chakra_et.convert.inputs import find_runs, read_ranks, with_et_files
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import RankSet, Skeletons
@@ -35,7 +35,7 @@ _SIMULATORS: dict[str, Callable[[Run], tuple[np.ndarray, np.ndarray]]] = {
 class ReplayConfig:
     """The command's arguments."""
 
-    names: tuple[str, ...] = option("runs: NAME, .et files, a folder, or PyTorch traces", positional=True)
+    names: tuple[str, ...] = run_names("the runs")
     semantics: Literal["device", "astra", "both"] = option(
         "device: each thread and stream runs its nodes in order; astra: as ASTRA-sim issues nodes", "both"
     )

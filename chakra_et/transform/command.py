@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from chakra_et import text
-from chakra_et.cli import allow_missing_ranks, option, parse
+from chakra_et.cli import allow_missing_ranks, option, parse, run_names
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
@@ -39,7 +39,7 @@ MOST_SLOWED = 4_000_000
 class ScaleConfig(SizeFlags):
     """The command's arguments."""
 
-    name: str = option("the captured run: outputs/NAME", positional=True)
+    name: str = run_names("the captured run", traces=False)
     output: str = option("NAME of the new run (as NAME-dp64 beside the captured one)", "", short="-o")
     seed: int = option("random seed of the spread of compute times", 0)
     spread: float | None = option(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from chakra_et.cli import allow_missing_ranks, cluster, option, parse
+from chakra_et.cli import allow_missing_ranks, cluster, option, parse, run_names
 from chakra_et.et.sets import find_rank_sets
 from chakra_et.validate.check import check_set
 
@@ -25,7 +25,7 @@ DESCRIPTION = (
 class ValidateConfig:
     """The command's arguments."""
 
-    files: tuple[str, ...] = option(".et files, or NAME for NAME.0.et, NAME.1.et, …", positional=True)
+    files: tuple[str, ...] = run_names("the runs", traces=False)
     allow_missing_ranks: bool = allow_missing_ranks()
     cluster: str = cluster()
     json: bool = option("print JSON with the keys valid, files, notes, problems", False)

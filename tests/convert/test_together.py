@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.convert.together import _Communicator, _likeness, add_times, joint_times
+from chakra_et.convert.together import _Communicator, _likeness, joint_times, with_times
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from tests.generator.hand_made import annotation, call, kernel, op, write_kineto
@@ -211,8 +211,10 @@ def test_communicators_are_alike_by_their_collectives_and_when_these_run() -> No
 
 def test_who_comes_last_waits_for_nobody() -> None:
     trace = make_trace(cpu(1, 5), *(collective(number, 50) for number in (2, 3, 4)))
-    assert add_times(trace, (7, 1, np.array([0, 20, -1])))
+    made = with_times(trace, (7, 1, np.array([0, 20, -1])))
     for name, expected in (("wait_micros", [-1, 0, 20, -1]), ("transfer_micros", [-1, 50, 30, -1])):
-        assert trace.column(name, -1).tolist() == expected
-    assert trace.metadata["clock_offset_ns"] == 7
-    assert not add_times(trace, (7, 1, np.array([0, 20, -1])))
+        assert made.column(name, -1).tolist() == expected
+        assert name not in trace.attributes
+    assert made.metadata["clock_offset_ns"] == 7 and "clock_offset_ns" not in trace.metadata
+    again = with_times(made, (7, 1, np.array([-1, -1, -1])))
+    assert "wait_micros" not in again.attributes
