@@ -174,16 +174,15 @@ def _finish(result: SetResult, run: RunOptions) -> None:
             recorded = [r.world_size for r in good.values()]
             world = max([traces.ranks_here, traces.manifest.world_size, *recorded])
             _check_and_add(result, world, run)
-        elif not good:
-            return
+            good = result.good
         if 0 in good:
             files.link(scratch.et_file(0), scratch.first_et_file)
-        if run.ranks is not None:
+        if run.ranks is None:
+            known = {rank: done.sha256 for rank, done in good.items() if done.sha256}
+            record.commit(scratch.folder, traces, world, _summary(result, run), known)
+        elif good:
             record.begin(scratch.folder, traces)
-            return
-        known = {rank: done.sha256 for rank, done in good.items() if done.sha256}
-        record.commit(scratch.folder, traces, world, _summary(result, run), known)
-        if len(good) == len(traces.pairs):
+        if run.ranks is None and len(good) == len(traces.pairs):
             # Files of an earlier, larger run with this name, which simulators would take for this run's.
             for rank, path in traces.et_files():
                 if rank >= world:
@@ -213,8 +212,9 @@ def _check_and_add(result: SetResult, world: int, run: RunOptions) -> None:
             with contextlib.closing(run.jobs(finish_rank, work, run.workers)) as outcomes:
                 for number, outcome in outcomes:
                     rank = ranks[number]
-                    if isinstance(outcome, TraceError):
-                        result.problems.append(f"{traces.et_file(rank)}: {outcome}")
+                    if isinstance(outcome, TraceError):  # its times are those of its own clock
+                        result.ranks[rank] = TraceError(f"{traces.et_file(rank)}: {outcome}")
+                        scratch.et_file(rank).unlink()
                     else:
                         good[rank].report, good[rank].sha256 = outcome
                         good[rank].bytes = scratch.et_file(rank).stat().st_size

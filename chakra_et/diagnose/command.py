@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = load_run(config.name, config.allow_missing_ranks, config.skeletons)
     found = diagnose(run)
     if config.json:
-        print(json.dumps(found.as_json(), indent=2))
+        print(json.dumps(found.as_json() | {"notes": run.notes}, indent=2))
         return 0
     told = [f"{found.name}: {plural(found.ranks, 'rank')}, {found.duration()}", *found.lines()]
     flagged = (each for each in found.proposals if each.flags)

@@ -3,15 +3,16 @@
     chakra-et info outputs/gpt2.0.et
     chakra-et info outputs/gpt2 --json
 
-JSON: ``{"files": [{...}]}`` with, per file: ``file``; ``bytes``; ``nodes``; ``nodes_by_type`` and
-``nodes_by_kind``; ``edges`` {``data``, ``ctrl``, ``by_kind``}; ``time`` {``start_micros``, ``end_micros``,
-``span_micros``, ``longest_path_micros``}, the latter null if the dependencies have a cycle or a gap;
-``notes``; ``metadata``. An unreadable file has ``file`` and ``error`` only.
+JSON: ``{"notes": [...], "files": [{...}]}`` with, per file: ``file``; ``bytes``; ``nodes``;
+``nodes_by_type`` and ``nodes_by_kind``; ``edges`` {``data``, ``ctrl``, ``by_kind``}; ``time``
+{``start_micros``, ``end_micros``, ``span_micros``, ``longest_path_micros``}, the latter null if the
+dependencies have a cycle or a gap; ``notes``; ``metadata``. An unreadable file has only ``file``, ``error``.
 Exit status: 0; 1 if a file cannot be read; 2 for unusable arguments.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -45,8 +46,9 @@ class InfoConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(InfoConfig, argv, description="Show the contents of .et files.")
-    status, answers = 0, []
+    status, answers, notes = 0, [], []
     for run in find_rank_sets(config.files, allow_missing=True):
+        notes += run.notes
         for note in run.notes:
             print(f"warning: {note}", file=sys.stderr)
         for path in run.files.values():
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"error: {error}", file=sys.stderr)
             answers.append(answer)
     if config.json:
-        print(json.dumps({"files": answers}, indent=2))
+        print(json.dumps({"notes": notes, "files": answers}, indent=2))
     return status
 
 
@@ -140,9 +142,6 @@ def _count(names: Sequence[str], values: np.ndarray) -> dict[str, int]:
 
 def _unpacked(value: Any) -> Any:
     """The value of a JSON list or object in a string, such as our converter's metadata has."""
-    if isinstance(value, str) and value[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
     return value

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from chakra_et.et import file as et_file
 from chakra_et.et.node_attributes import texts
+from chakra_et.et.sets import find_rank_sets
 from chakra_et.job.operators import Operators, Shape, operators_of
 from chakra_et.simulate.measured_steps import step_rows
 from fasop.errors import PlanError
@@ -114,9 +115,9 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
         raise PlanError(f"model {model.name}: {what}.")
     sums = np.zeros((2, 3))
     micro_batches = unattributed = total = 0.0
-    ranks: set[int] = set()
-    worlds: set[int] = set()
+    ranks, worlds = set[int](), set[int]()
     notes: dict[str, None] = {}
+    find_rank_sets(map(str, paths))  # refuses files that aren't those of one finished conversion
     for path in paths:
         trace = et_file.read(path)
         operators = operators_of(trace, str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,11 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert import runs
 from chakra_et.convert.inputs import find_run
+from chakra_et.convert.together import finish_rank
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.sets import find_rank_sets
@@ -25,6 +29,7 @@ from tests.chakra_et.test_atomic import ROOT, capture
 from tests.shared import shared_path
 
 READERS = {
+    "diagnose": ["diagnose", "NAME"],
     "replay": ["replay", "NAME"],
     "predict": ["predict", "NAME", "--scale", "mm=2"],
     "report": ["report", "NAME"],
@@ -122,7 +127,9 @@ def test_every_reader_refuses_it_in_one_sentence(run: Path, capsys: pytest.Captu
     assert sorted(run.parent.iterdir()) == before
 
 
-@pytest.mark.parametrize("command", ["replay", "predict", "report", "compare", "export", "validate"])
+@pytest.mark.parametrize(
+    "command", ["replay", "predict", "report", "compare", "export", "validate", "diagnose"]
+)
 def test_with_the_flag_it_works_on_what_is_there_and_says_so(
     run: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,7 +140,7 @@ def test_with_the_flag_it_works_on_what_is_there_and_says_so(
     assert "the files of rank 1 have gone" in said and "1 of 2 ranks (without 1)" in said
     if command == "report":
         assert "1 of 2 ranks (without 1)" in str(content(load(find_run([str(run)], True)), {})[0]["lacks"])
-    if command in ("replay", "predict", "validate"):
+    if command in ("replay", "predict", "validate", "diagnose"):
         use(READERS[command], run, "--allow-missing-ranks", "--json")
         answer = json.loads(capsys.readouterr().out)
         notes = answer["jobs"][0]["notes"] if command == "replay" else answer["notes"]
@@ -194,6 +201,30 @@ def test_a_failed_rank_does_not_pass_an_older_file_off_as_its_own(
     capsys.readouterr()
     assert use(READERS["replay"], run) == 2
     assert "tiny_2gpu.1.et isn't the file that the conversion wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_rank_without_its_joint_times_is_not_committed(
+    run: Path, older: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that was full in the pass over all ranks left files with the waits of unaligned clocks, which
+    replayed with status 0."""
+
+    def full(job: tuple[Path, Any, Any, Any]) -> Any:
+        if job[0].name == "tiny_2gpu.1.et":
+            raise OSError(errno.ENOSPC, "No space left on device", str(job[0]))
+        return finish_rank(job)
+
+    for path in [] if older else [*run.parent.glob("*.et"), *run.parent.glob("*_conversion.json")]:
+        path.unlink()
+    monkeypatch.setattr(runs, "finish_rank", full)
+    assert main(["convert", str(run.parent)]) == 1
+    assert "tiny_2gpu.1.et: No space left on device" in capsys.readouterr().err
+    assert Path(f"{run}.1.et").exists() == older
+    assert use(READERS["replay"], run) == (2 if older else 0)
+    printed = capsys.readouterr()
+    said = "tiny_2gpu.1.et isn't the file that the conversion wrote" if older else "1 of 2 ranks (without 1)"
+    assert said in printed.out + printed.err
 
 
 KILLED = """

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Strings
 from fasop.__main__ import main
@@ -204,6 +205,14 @@ def test_ranks_of_several_runs_are_refused(trace: Path, models: str, tmp_path: P
         attribute(model, [a, c], mbs=2)
     with pytest.raises(PlanError, match="b.et: rank 1 of 2: give each rank"):
         attribute(model, [b, b], mbs=2)
+
+
+def test_a_changed_file_of_a_run_is_refused(trace: Path, models: str, tmp_path: Path) -> None:
+    """Every command that reads runs refused it but this."""
+    file = shutil.copytree(trace.parent, tmp_path / "run") / trace.name
+    et_file.write(file, replace(et_file.read(file), metadata={"rank": 0, "world_size": 1}))
+    with pytest.raises(TraceError, match="isn't the file that the conversion wrote"):
+        attribute(find_model("captured", models), [file], mbs=2)
 
 
 @pytest.mark.parametrize("flags", [["--tp", "1", "2"], ["--mbs", "2", "4"]])
