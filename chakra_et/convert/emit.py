@@ -86,7 +86,7 @@ def emit(
     """The columns of the file of rank ``number``. Node i of the graph gets id i + 1."""
     rows = len(graph)
     everywhere = np.arange(rows)
-    host_row = np.append(rank.link.host_row, -1)[_operators(rank, graph, rank.link.host_row >= 0)]
+    host_row = np.append(rank.host_row, -1)[_operators(rank, graph, rank.host_row >= 0)]
     hierarchy = find_hierarchy(rank)
     work = find_work(rank, hierarchy.parent)
     attributes: dict[str, Attribute] = {}
@@ -220,12 +220,12 @@ def _add_host(rank: LinkedRank, graph: Graph, host_row: np.ndarray, add: Add) ->
             tids[lanes] = host.tid[host_row[known[first]]]
             values = np.where(host_row >= 0, values, tids[graph.lane])
         add(name, "int64", everywhere, values)
-    own_row = np.where(graph.kind <= NodeKind.ANNOTATION, np.append(rank.link.host_row, -1)[graph.event], -1)
+    own_row = np.where(graph.kind <= NodeKind.ANNOTATION, np.append(rank.host_row, -1)[graph.event], -1)
     row = np.where(np.isin(graph.kind, DEVICE_KINDS), host_row, own_row)
     schema = np.append(host.op_schema, len(host.schemas))[row]
     add("op_schema", "string", everywhere, coded([*host.schemas, ""], schema))
     nodes = np.flatnonzero(graph.is_first)
-    rows = rank.link.host_row[graph.event[nodes]].tolist()
+    rows = rank.host_row[graph.event[nodes]].tolist()
     nodes = nodes[np.array([row in host.strides for row in rows], dtype=bool)]
     add(STRIDES, "string", nodes, strings([host.strides[row] for row in rows if row in host.strides]))
 
@@ -275,7 +275,7 @@ def _tensor_info(
     rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[Cells, Cells, Cells]
 ) -> TensorInfo:
     """Inputs or outputs of operators, communication and device work."""
-    row = np.where(graph.is_first, rank.link.host_row[graph.event], -1)
+    row = np.where(graph.is_first, rank.host_row[graph.event], -1)
     category = rank.device.category[graph.event]
     on_device = (graph.event >= 0) & (category >= KERNEL) & (category < SYNC)
     row = np.where(on_device, host_row, row)
@@ -283,7 +283,7 @@ def _tensor_info(
     for node in np.flatnonzero((graph.item >= 0) & ((row < 0) | on_device)).tolist():
         launch = items[graph.item[node]].launch
         if launch >= 0:
-            row[node] = rank.link.host_row[launch]
+            row[node] = rank.host_row[launch]
     nodes = np.flatnonzero(row >= 0)
     taken = row[nodes]
     return TensorInfo(nodes, *(column.take(taken) for column in columns))

@@ -111,7 +111,7 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
         "unknown-events", sum(n for key, n in findings.items() if key.startswith("unknown-category"))
     )
     findings.add("unusable-events", findings.get("bad-time", 0) + findings.get("bad-field", 0))
-    findings.add("no-host-node", int(((rank.link.host_row < 0) & (device.category < RUNTIME)).sum()))
+    findings.add("no-host-node", int(((rank.host_row < 0) & (device.category < RUNTIME)).sum()))
     findings.add("memory-event", len(device.memory))
     launching = named(device, lambda name: "GraphLaunch" in name)
     findings.add("graph-kernel", int((launching[rank.calls] & (rank.calls >= 0)).sum()))

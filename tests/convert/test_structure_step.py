@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.convert.graph.communication_arguments import started_by
+from chakra_et.convert.graph.link import aligned
 from chakra_et.convert.graph.linked import _matched
+
+CALL, REDUCE, GATHER = "c10d::allreduce_", "gloo:all_reduce", "gloo:all_gather"
 
 
 def device(*events: tuple[str, int, int, int]) -> Any:
@@ -20,26 +24,74 @@ def device(*events: tuple[str, int, int, int]) -> Any:
         thread=np.array(thread),
         start=np.array(start),
         rf_id=np.array(rf_id),
+        category=np.zeros(len(names), np.int8),
         threads=[(0, number) for number in range(20)],
     )
 
 
+def pairs(trace: Any, structure: int, groups: dict[int, str] | None = None) -> dict[int, int]:
+    """Row of the structure step, which has the first ``structure`` rows → row of the next step."""
+    rows = np.arange(len(trace.name))
+    pooled = np.array([row for row in rows if trace.names[trace.name[row]].startswith("gloo:")])
+    started = started_by(trace, pooled, groups or {})
+    return dict(_matched(trace, rows[:structure], rows[structure:], started).tolist())
+
+
 def test_operations_of_gloo_are_matched_by_calls_and_not_by_the_threads_that_took_them() -> None:
     """A bucket of 6 MB got the 32 bytes of the next all-reduce, which another gloo thread began first."""
-    reduce = "gloo:all_reduce"
     trace = device(
-        ("c10d::allreduce_", 1, 0, 1), (reduce, 7, 10, 2), ("c10d::allreduce_", 1, 20, 3), (reduce, 8, 30, 4),
+        (CALL, 1, 0, 1), (REDUCE, 7, 10, 2), (CALL, 1, 20, 3), (REDUCE, 8, 30, 4),
         # In the next step the first call goes to the other thread, and begins after the second one.
-        ("c10d::allreduce_", 1, 100, 11), ("c10d::allreduce_", 1, 120, 13), (reduce, 7, 125, 14),
-        (reduce, 8, 130, 12),
+        (CALL, 1, 100, 11), (CALL, 1, 120, 13), (REDUCE, 7, 125, 14), (REDUCE, 8, 130, 12),
     )  # fmt: skip
-    pairs = dict(_matched(trace, np.arange(4), np.arange(4, 8), {}).tolist())
-    assert pairs == {0: 4, 1: 7, 2: 5, 3: 6}
+    assert pairs(trace, 4) == {0: 4, 1: 7, 2: 5, 3: 6}
 
 
 def test_operations_of_gloo_are_matched_within_their_group() -> None:
     """Two threads with a group each call in another order in each step: sizes went to the other group."""
-    reduce = "gloo:all_reduce"
-    trace = device((reduce, 7, 0, 2), (reduce, 8, 10, 4), (reduce, 8, 100, 0), (reduce, 7, 110, 0))
-    pairs = _matched(trace, np.arange(2), np.arange(2, 4), {7: "1", 8: "2"}).tolist()
-    assert dict(pairs) == {0: 3, 1: 2}
+    first, second = "process_group:1", "process_group:2"
+    trace = device(
+        (first, 1, 0, 1), (CALL, 1, 1, 2), (REDUCE, 7, 2, 3), (second, 2, 10, 4), (CALL, 2, 11, 5),
+        (REDUCE, 8, 12, 6),
+        (second, 2, 100, 0), (CALL, 2, 101, 0), (first, 1, 102, 0), (CALL, 1, 103, 0), (REDUCE, 8, 104, 0),
+        (REDUCE, 7, 105, 0),
+    )  # fmt: skip
+    found = pairs(trace, 6, {7: "1", 8: "2"})
+    assert (found[2], found[5]) == (11, 10)
+
+
+def test_a_step_with_one_collective_less_keeps_the_bytes_of_the_others() -> None:
+    """With weights that are averaged before every second step, buckets got the bytes of the weights."""
+    trace = device(
+        ("aten::cat", 1, 0, 1), (CALL, 1, 1, 2), (REDUCE, 7, 2, 3), ("aten::copy_", 1, 3, 4),
+        ("aten::mm", 1, 4, 5), (CALL, 1, 5, 6), (REDUCE, 8, 6, 7),
+        ("aten::mm", 1, 100, 0), (CALL, 1, 101, 0), (REDUCE, 7, 102, 0),
+    )  # fmt: skip
+    assert pairs(trace, 7) == {4: 7, 5: 8, 6: 9}
+
+
+def test_a_call_of_another_thread_starts_no_operation_of_another_kind() -> None:
+    """A checkpoint's all-gather on its own group became the all-reduce that DDP called meanwhile."""
+    trace = device(
+        ("process_group:1", 2, 0, 0), ("c10d::allgather_", 2, 1, 0), (CALL, 1, 2, 0), (GATHER, 7, 3, 0),
+        (REDUCE, 8, 4, 0),
+    )  # fmt: skip
+    assert started_by(trace, np.array([3, 4]), {7: "1", 8: "0"}).tolist() == [-1, -1, -1, 1, 2]
+
+
+def test_sequences_are_aligned_from_both_ends() -> None:
+    step = [f"op{number}" for number in range(100)]
+    more = [step[0], *(["aten::copy_"] * 200), *step[1:]]
+    assert aligned(step, more) == [(0, 0), *((at, at + 200) for at in range(1, 100))]
+    assert aligned(list("axbyc"), list("abqc")) == [(0, 0), (2, 1), (4, 3)]
+
+
+def test_a_call_that_starts_two_operations_has_both() -> None:
+    """gloo may run a reduce-scatter as two all-reduces: the second one was left without its bytes."""
+    scatter = "c10d::reduce_scatter_"
+    trace = device(
+        (CALL, 1, 0, 1), (REDUCE, 7, 1, 2), (scatter, 1, 2, 3), (REDUCE, 7, 3, 4), (REDUCE, 8, 4, 5),
+        (CALL, 1, 100, 0), (REDUCE, 7, 101, 0), (scatter, 1, 102, 0), (REDUCE, 7, 103, 0),
+        (REDUCE, 8, 104, 0),
+    )  # fmt: skip
+    assert pairs(trace, 5) == {0: 5, 1: 6, 2: 7, 3: 8, 4: 9}

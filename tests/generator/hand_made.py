@@ -142,7 +142,7 @@ class Stages:
         self.rank = link_rank(self.host, self.device, allow_unlinked=True)
         self.device = self.rank.device  # by the host's clock
         self.linked, self.time, self.communication = (
-            self.rank.link,
+            self.rank.host_row,
             self.rank.timeline,
             self.rank.communication,
         )

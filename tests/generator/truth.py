@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_et.convert.graph import link, timeline
 from chakra_et.convert.graph import nodes as graph
+from chakra_et.convert.graph import timeline
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.communication import Communications
 from chakra_et.convert.graph.dependencies import find_dependencies
@@ -36,7 +36,7 @@ class Converted:
     generated: Generated
     host: host_trace.HostTrace
     device: DeviceTrace
-    linked: link.Link
+    linked: np.ndarray
     time: timeline.Timeline
     communication: Communications
     causes: Dependencies
@@ -52,7 +52,7 @@ def convert(generated: Generated, folder: Path) -> Converted:
     host_path, device_path = generated.write(folder)
     host, device = host_trace.load(host_path), device_trace.load(device_path)
     rank = link_rank(host, device, allow_unlinked=True)
-    linked, time, communication = rank.link, rank.timeline, rank.communication
+    linked, time, communication = rank.host_row, rank.timeline, rank.communication
     found = find_dependencies(rank)
     made = build(rank, found)
     offset = zero_ns(generated.layout) - device.origin_ns

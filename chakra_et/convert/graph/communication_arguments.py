@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from chakra_et.convert.graph.communication import Operation, operation_named
-from chakra_et.convert.graph.link import Link
 from chakra_et.convert.graph.timeline import named
 from chakra_et.cost.operator_work import shaped_tensors
 from chakra_et.et.columns import item_bytes
@@ -25,6 +24,9 @@ from chakra_et.traces.host import HostTrace, tensors
 
 LAUNCHERS = ("c10d::", "_c10d_functional")
 """Prefixes of operators that start communication."""
+GROUP_MARK = "process_group:"
+"""Beginning of our tracer's annotation around a call of a process group."""
+RECENT = 64  # more operations don't wait for a thread of their backend
 # Functional operators that only pass on or wait for a result.
 _NOT_LAUNCHERS = ("wait_tensor", "_wrap_tensor_autograd")
 SENDS = ("c10d::send",)
@@ -100,18 +102,9 @@ class Around:
     """Access to the operators around an event, and to their arguments. ``launchers``: the rows of the
     operators that start communication, by time."""
 
-    def __init__(self, host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray) -> None:
+    def __init__(self, host: HostTrace, device: DeviceTrace, linked: np.ndarray, parent: np.ndarray) -> None:
         self.host, self.device, self.linked, self._parent = host, device, linked, parent
-        starts = named(device, lambda name: name.startswith(LAUNCHERS) and not name.endswith(_NOT_LAUNCHERS))
-        self.launchers = np.flatnonzero(starts & (device.category < KERNEL))
-        self._by_id = self.launchers[np.argsort(device.rf_id[self.launchers], kind="stable")]
-
-    def last_launcher(self, row: int) -> int:
-        """The last launcher that was recorded before event ``row``, -1 for none."""
-        known = self.device.rf_id[row] > 0
-        among, order = (self._by_id, self.device.rf_id) if known else (self.launchers, self.device.start)
-        at = int(np.searchsorted(order[among], order[row], side="left" if known else "right")) - 1
-        return int(among[at]) if at >= 0 else -1
+        self.launchers = launchers(device)
 
     def chain(self, row: int) -> list[int]:
         """``row`` and the events around it, innermost first."""
@@ -138,7 +131,7 @@ class Around:
         return found
 
     def _host_row(self, row: int) -> int:
-        return int(self.linked.host_row[row]) if row >= 0 else -1
+        return int(self.linked[row]) if row >= 0 else -1
 
     def _text(self, row: int, which: int) -> bytes:
         """The operator's values (0), shapes (1) or types (2), as JSON."""
@@ -216,6 +209,50 @@ def message_ends(values: list[Any]) -> tuple[int, int]:
     not recorded."""
     peer, tag = values[-2:] if len(values) > 1 else (None, None)
     return (peer, tag) if type(peer) is int and type(tag) is int else (-1, 0)
+
+
+def launchers(device: DeviceTrace) -> np.ndarray:
+    """The rows of the operators that start communication, by time."""
+    starts = named(device, lambda name: name.startswith(LAUNCHERS) and not name.endswith(_NOT_LAUNCHERS))
+    return np.flatnonzero(starts & (device.category < KERNEL))
+
+
+def started_by(device: DeviceTrace, rows: np.ndarray, group_of: Mapping[int, str]) -> np.ndarray:
+    """int64[rows of the trace]: for ``rows``, operations on the threads of a CPU backend, the row of the
+    launcher; -1 for none and for all others.
+
+    That is the last one before it by record-function ids. Without these ids it is the last ``c10d`` operator
+    of the group that its thread has in ``group_of``: if possible one that has no operation yet, of its kind.
+    """
+    starts, known = launchers(device), device.rf_id[rows] > 0
+    by_id = starts[np.argsort(device.rf_id[starts], kind="stable")]
+    at = np.searchsorted(device.rf_id[by_id], device.rf_id[rows[known]]) - 1
+    found = np.full(len(device.name), -1)
+    found[rows[known]] = np.append(by_id, -1)[at]
+    on_thread = np.argsort(device.thread, kind="stable")
+    same, around = np.diff(device.thread[on_thread]) == 0, device.name.copy()
+    around[on_thread[1:][same]] = device.name[on_thread[:-1][same]]
+    # Launcher → whether it has no operation yet, its kind, and the annotation around it.
+    recent: dict[int, tuple[bool, Operation | None, str]] = {}
+    starts = starts[named(device, lambda name: name.startswith(LAUNCHERS[0]))[starts]]
+    for row in np.sort(np.append(np.setdiff1d(starts, found), rows[~known])).tolist():
+        name, mark = (device.names[column[row]] for column in (device.name, around))
+        kind = operation_named(name)
+        if name.startswith(LAUNCHERS):
+            recent[row] = True, kind, mark
+            if len(recent) > RECENT:
+                del recent[next(iter(recent))]
+            continue
+        own = GROUP_MARK + group_of.get(int(device.thread[row]), "")
+        fits = [
+            (free and of_kind is kind, free, launch)
+            for launch, (free, of_kind, mark) in recent.items()
+            if own in (GROUP_MARK, mark) or GROUP_MARK not in mark
+        ]
+        if fits:
+            found[row] = launch = max(fits)[-1]
+            recent[launch] = False, *recent[launch][1:]
+    return found
 
 
 class Pending:

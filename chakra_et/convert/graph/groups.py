@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from chakra_et.convert.graph.communication import BY_STREAM, Group
-from chakra_et.convert.graph.communication_arguments import LAUNCHERS, Around, Facts
+from chakra_et.convert.graph.communication_arguments import GROUP_MARK, LAUNCHERS, Around, Facts, started_by
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.fields import MAX_RANKS, as_number
 from chakra_et.traces.host import HostTrace
-
-GROUP_MARK = "process_group:"
 
 
 def read_ranks(value: Any) -> tuple[int, ...]:
@@ -40,20 +38,15 @@ class Groups:
         self.around, device, host = around, around.device, around.host
         self.declared = declared_groups(host, device, manifest)
         # And those in single events.
-        known, found = self.declared, dict[str, Group]()
-        for args in device.communication.values():
-            if args.group_name not in (None, "") and (name := str(args.group_name)) not in known:
-                group = Group(name, str(args.group_description or ""), read_ranks(args.group_ranks))
-                if not found.get(name, group).ranks or name not in found:
-                    found[name] = group
-        for attributes in host.communication.values():
-            name = str(attributes.get("pg_name") or "")
-            if name and name not in known:
-                found.setdefault(name, Group(name, str(attributes.get("pg_desc") or "")))
-        for event in device.names:
-            if event.startswith(GROUP_MARK) and (name := event.removeprefix(GROUP_MARK)) not in known:
-                found.setdefault(name, Group(name))
-        self.by_name = known | found
+        single = [(a.group_name, a.group_description, a.group_ranks) for a in device.communication.values()]
+        single += [(a.get("pg_name"), a.get("pg_desc"), None) for a in host.communication.values()]
+        single += [(n.removeprefix(GROUP_MARK), "", None) for n in device.names if n.startswith(GROUP_MARK)]
+        found: dict[str, Group] = {}
+        for name, description, ranks in single:
+            group = Group("" if name is None else str(name), str(description or ""), read_ranks(ranks))
+            if group.name not in found or (group.ranks and not found[group.name].ranks):
+                found[group.name] = group
+        self.by_name = self.declared | {n: g for n, g in found.items() if n and n not in self.declared}
         self.default = self.by_name.get("0") or next(iter(self.by_name.values()), Group("0"))
         by_launcher = {launch: self._named_by(launch) for launch in around.launchers.tolist()}
         self.of_launcher = {launch: group for launch, group in by_launcher.items() if group is not None}
@@ -98,20 +91,19 @@ class Groups:
         findings.add("group-default")
         return self.default
 
-    def of_backend(self, launch_of: dict[int, int], findings: Findings) -> dict[int, Group]:
-        """The group of each event of a CPU backend. ``launch_of``: row → row of its launcher, -1 for none.
+    def of_backend(self, rows: np.ndarray, findings: Findings) -> list[tuple[int, int, Group]]:
+        """(row, row of its launcher or -1, group) of each event ``rows`` of a CPU backend.
 
         Gloo's operators do not record their group, our tracer does: by threads, of which each group has its
         own, and around the call. Without it the default group is assumed.
         """
-        thread = self.around.device.thread
-        groups = {
-            row: self.of_thread.get(int(thread[row])) or self.of_launcher.get(launch)
-            for row, launch in launch_of.items()
-        }
+        device, names = self.around.device, {at: group.name for at, group in self.of_thread.items()}
+        threads, starts = device.thread[rows].tolist(), started_by(device, rows, names)[rows].tolist()
+        pairs = zip(threads, starts, strict=True)
+        groups = [self.of_thread.get(at) or self.of_launcher.get(start) for at, start in pairs]
         mine = [each for each in self.declared.values() if not each.ranks or self.rank in (-1, *each.ranks)]
-        findings.add("group-default", list(groups.values()).count(None) if len(mine) > 1 else 0)
-        return {row: group or self.default for row, group in groups.items()}
+        findings.add("group-default", groups.count(None) if len(mine) > 1 else 0)
+        return list(zip(rows.tolist(), starts, [group or self.default for group in groups], strict=True))
 
 
 def gloo_threads(device: DeviceTrace, manifest: Sequence[dict[str, Any]]) -> dict[int, str]:

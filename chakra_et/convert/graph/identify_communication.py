@@ -34,7 +34,6 @@ from chakra_et.convert.graph.communication_arguments import (
     message_ends,
 )
 from chakra_et.convert.graph.groups import Groups
-from chakra_et.convert.graph.link import Link
 from chakra_et.convert.graph.timeline import named
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.findings import Findings
@@ -89,7 +88,7 @@ def communication_rows(device: DeviceTrace, added_kernels: str = "") -> Communic
 
 
 def describe(
-    host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray, calls: np.ndarray,
+    host: HostTrace, device: DeviceTrace, linked: np.ndarray, parent: np.ndarray, calls: np.ndarray,
     rows: CommunicationRows, manifest: Sequence[dict[str, Any]] = (),
 ) -> Communications:  # fmt: skip
     """Identify each communication event.
@@ -101,9 +100,8 @@ def describe(
     around = Around(host, device, linked, parent)
     groups = Groups(around, np.flatnonzero(rows.gpu), manifest)
     items = _on_gpu(around, calls, rows, groups, findings)
-    launch_of = {row: around.last_launcher(row) for row in np.flatnonzero(rows.cpu).tolist()}
-    for row, group in groups.of_backend(launch_of, findings).items():
-        item = _on_cpu(around, row, launch_of[row], group)
+    for row, launch, group in groups.of_backend(np.flatnonzero(rows.cpu), findings):
+        item = _on_cpu(around, row, launch, group)
         if item is not None:
             items.append(item)
             findings.add("communication-unfinished", not item.ended)
@@ -315,17 +313,14 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
     what = operation_named(around.name(row))
     # The launcher has the requested operation: gloo runs a reduce-scatter as an all-reduce, for example.
     requested = operation_named(api)
-    same_side = isinstance(requested, CollectiveType) == isinstance(what, CollectiveType)
-    if what is None or (requested is not None and same_side):
+    if what is None or type(requested) is type(what):
         what = requested
     if what is None:
         return None
     own, arguments = around.tensors(row), around.tensors(launch)
     # PyTorch's observer writes an operator when it ends. gloo's worker frees those who wait for an operation
     # before it ends its record, so on a busy machine the recording of the last step may stop in between.
-    rows = around.linked.host_row
-    known = around.linked.by_id and launch >= 0 and rows[launch] >= 0
-    ended = not (known and rows[row] < 0)
+    ended = launch < 0 or around.linked[launch] < 0 or around.linked[row] >= 0
     given = own if ended else around.given(launch)
     size = sum(each for each, _ in given)
     if not size and what is CollectiveType.SCATTER:

@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 
 from chakra_et.arrays import coded_pairs, rows_by_value
-from chakra_et.convert.graph.link import Link, places_of
+from chakra_et.convert.graph.link import places_of
 from chakra_et.convert.graph.timeline import Timeline, on_device
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import DRIVER, MEMCPY, RUNTIME
@@ -224,8 +224,8 @@ class Clock:
 
 
 def on_host_clock(
-    device: DeviceTrace, calls: np.ndarray, linked: Link
-) -> tuple[DeviceTrace, np.ndarray, Link, list[Clock]]:
+    device: DeviceTrace, calls: np.ndarray, linked: np.ndarray
+) -> tuple[DeviceTrace, np.ndarray, np.ndarray, list[Clock]]:
     """The trace with the times of device work by the host's clock, and rows still in the order of their
     times; ``calls`` and ``linked`` likewise."""
     gpu = on_device(device)
@@ -244,13 +244,12 @@ def on_host_clock(
 
 
 def selected(
-    device: DeviceTrace, calls: np.ndarray, linked: Link, rows: np.ndarray
-) -> tuple[DeviceTrace, np.ndarray, Link]:
+    device: DeviceTrace, calls: np.ndarray, linked: np.ndarray, rows: np.ndarray
+) -> tuple[DeviceTrace, np.ndarray, np.ndarray]:
     """The given rows only, in this order."""
     place = np.full(len(device) + 1, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
-    linked = dataclasses.replace(linked, host_row=linked.host_row[rows])
-    return device.select(rows), place[calls[rows]], linked
+    return device.select(rows), place[calls[rows]], linked[rows]
 
 
 def _estimate(device: DeviceTrace, calls: np.ndarray, gpu: np.ndarray, number: int) -> Clock:

@@ -7,7 +7,7 @@ Both traces have the same record-function ids ("Record function id" = ``rf_id``)
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,61 +25,44 @@ LOOK_AHEAD = 64
 MIN_MATCH = 0.5
 
 
-@dataclass(eq=False, repr=False)
-class Link:
-    """The match of the two traces.
-
-    ``host_row[i]``: the row of the host trace for row i of the device trace, -1 for none. ``by_id``: whether
-    that is by record-function ids.
-    """
-
-    host_row: np.ndarray
-    by_id: bool = False
-
-    def rate(self, host: HostTrace) -> float:
-        """The part (0 to 1) of the host operators with a device record; 0 if there are no operators."""
-        expected = _operators(host)
-        found = np.zeros(len(expected), dtype=bool)
-        found[self.host_row[self.host_row >= 0]] = True
-        return int((found & expected).sum()) / max(int(expected.sum()), 1)
+def rate_of(host: HostTrace, host_row: np.ndarray) -> float:
+    """The part (0 to 1) of the host operators with a device record; 0 if there are no operators."""
+    expected = _operators(host)
+    found = np.zeros(len(expected), dtype=bool)
+    found[host_row[host_row >= 0]] = True
+    return int((found & expected).sum()) / max(int(expected.sum()), 1)
 
 
-def link(host: HostTrace, device: DeviceTrace) -> Link:
-    """Match the two traces of one rank. Never fails: rows may stay without a match."""
+def link(host: HostTrace, device: DeviceTrace) -> np.ndarray:
+    """Match the two traces of one rank: the row of the host trace for each row of the device trace, -1 for
+    none. Never fails."""
     on_cpu = operators_and_annotations(device)
     if not host.recorded:
-        return Link(np.where(on_cpu, np.cumsum(on_cpu) - 1, -1))
+        return np.where(on_cpu, np.cumsum(on_cpu) - 1, -1)
     expected = _operators(host)
     host_row = np.full(len(device), -1, dtype=np.int64)
     rows = np.flatnonzero(on_cpu & (device.rf_id > 0))
-    by_id = len(rows) > 0
     host_rows = np.flatnonzero(expected)
     order = host_rows[np.argsort(host.rf_id[host_rows], kind="stable")]
-    if by_id:
+    if len(rows):
         found, at = places_of(device.rf_id[rows], host.rf_id[order])
         host_row[rows[found]] = order[at]
     else:
         # Pair each host thread with the device thread that has most names in common, then align in order.
-        of_host = rows_by_value(host.tid, order).values()
-        of_device = rows_by_value(device.thread, np.flatnonzero(on_cpu)).values()
-        sides = [
-            [(own, [host.names[code] for code in host.name[own]]) for own in of_host],
-            [(own, [device.names[code] for code in device.name[own]]) for own in of_device],
+        left = [
+            (own, [device.names[code] for code in device.name[own].tolist()])
+            for own in rows_by_value(device.thread, np.flatnonzero(on_cpu)).values()
         ]
-        counts = [[Counter(names) for _, names in side] for side in sides]
-        likeness = [
-            (-sum((mine & theirs).values()), h, d)
-            for h, mine in enumerate(counts[0])
-            for d, theirs in enumerate(counts[1])
-        ]
-        paired: dict[int, int] = {}
-        for common, h, d in sorted(likeness):
-            if common and h not in paired and d not in paired.values():
-                paired[h] = d
-                (host_rows, host_names), (device_rows, device_names) = sides[0][h], sides[1][d]
-                for a, b in aligned(host_names, device_names):
-                    host_row[device_rows[b]] = host_rows[a]
-    return Link(host_row, by_id)
+        counts = [Counter(names) for _, names in left]
+        for own in sorted(rows_by_value(host.tid, order).values(), key=len, reverse=True):
+            names = [host.names[code] for code in host.name[own].tolist()]
+            common = [(Counter(names) & count).total() for count in counts]
+            if any(common):
+                most = common.index(max(common))
+                counts[most] = Counter()
+                for a, b in aligned(names, left[most][1]):
+                    host_row[left[most][0][b]] = own[a]
+    return host_row
 
 
 def operators_and_annotations(device: DeviceTrace) -> np.ndarray:
@@ -100,34 +83,31 @@ def _operators(host: HostTrace) -> np.ndarray:
     return ~np.isin(host.name, structure)
 
 
-def aligned(first: list[str], second: list[str]) -> list[tuple[int, int]]:
-    """The places of equal names in two sequences, in order. If names differ, skip on the side where the
-    other's name comes sooner."""
-    pairs = []
-    a = b = 0
-    while a < len(first) and b < len(second):
-        if first[a] == second[b]:
+def aligned(first: Sequence[object], second: Sequence[object]) -> list[tuple[int, int]]:
+    """The places of equal names in two sequences, in order: what both begin with, what both end with and, if
+    names differ between them, skip on the side where the other's name comes sooner."""
+    most = min(len(first), len(second))
+    a = b = next((at for at in range(most) if first[at] != second[at]), most)
+    back = next((at for at in range(most - a) if first[-1 - at] != second[-1 - at]), most - a)
+    ends = len(first) - back, len(second) - back
+    pairs = [(at, at) for at in range(a)]
+    while a < ends[0] and b < ends[1]:
+        for skip in range(LOOK_AHEAD):
+            if a + skip < ends[0] and first[a + skip] == second[b]:
+                a += skip
+            elif b + skip < ends[1] and second[b + skip] == first[a]:
+                b += skip
+            else:
+                continue
             pairs.append((a, b))
-            a, b = a + 1, b + 1
-            continue
-        skip_first, skip_second = _distance(first, a, second[b]), _distance(second, b, first[a])
-        if skip_first <= skip_second and skip_first < LOOK_AHEAD:
-            a += skip_first
-        elif skip_second < LOOK_AHEAD:
-            b += skip_second
-        else:
-            a, b = a + 1, b + 1
-    return pairs
+            break
+        a, b = a + 1, b + 1
+    return pairs + [(ends[0] + at, ends[1] + at) for at in range(back)]
 
 
-def _distance(names: list[str], start: int, wanted: str) -> int:
-    try:
-        return names.index(wanted, start, start + LOOK_AHEAD) - start
-    except ValueError:
-        return LOOK_AHEAD
-
-
-def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bool) -> tuple[Link, Findings]:
+def check(
+    host: HostTrace, device: DeviceTrace, linked: np.ndarray, allow_unlinked: bool
+) -> tuple[np.ndarray, Findings]:
     """The link without pairs of different names, and warnings.
 
     Raises ``TraceError`` if the traces are from two processes or have few operators in common, unless
@@ -138,12 +118,12 @@ def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bo
     # Rows of the device trace whose host node has another name.
     numbers = {name: number for number, name in enumerate(host.names)}
     as_host = np.array([numbers.get(name, -1) for name in device.names], dtype=np.int64)
-    rows = np.flatnonzero(linked.host_row >= 0)
-    other = rows[as_host[device.name[rows]] != host.name[linked.host_row[rows]]]
+    rows = np.flatnonzero(linked >= 0)
+    other = rows[as_host[device.name[rows]] != host.name[linked[rows]]]
     # Of the trace with fewer operators, the part that is also in the other trace.
     rate = (len(rows) - len(other)) / max(int(operators_and_annotations(device).sum()), 1)
     if not len(other):
-        rate = max(rate, linked.rate(host))
+        rate = max(rate, rate_of(host, linked))
     processes = sorted({str(pid) for pid, _ in device.threads})
     pid = host.header["pid"]
     reason = ""
@@ -158,27 +138,25 @@ def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bo
             f"{host.path} and {device.path} are not from the same run: {reason}; pair the right files, or "
             "use --allow-unlinked."
         )
-    findings = Findings()
-    findings.add("name-mismatch", len(other))
-    host_row = linked.host_row.copy()
-    host_row[other] = -1
-    return Link(host_row, linked.by_id), findings
+    linked = linked.copy()
+    linked[other] = -1
+    return linked, Findings({"name-mismatch": len(other)} if len(other) else {})
 
 
-def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other: np.ndarray) -> str:
+def _first_difference(host: HostTrace, device: DeviceTrace, linked: np.ndarray, other: np.ndarray) -> str:
     host_steps = sorted({name for name in host.names if name.startswith(STEP)})
     device_steps = sorted({STEP + str(number) for number, _ in steps(device)})
     if host_steps and device_steps and not set(host_steps) & set(device_steps):
         return f"the first covers {', '.join(host_steps[:4])} and the second {', '.join(device_steps[:4])}"
     on_cpu = operators_and_annotations(device)
-    absent = np.flatnonzero(on_cpu & (linked.host_row < 0))
+    absent = np.flatnonzero(on_cpu & (linked < 0))
     if not len(other) and not len(absent):
         return f"{'the first' if on_cpu.any() else 'the second'} has none"
     row = [*other, *absent][0]
     name = repr(device.names[device.name[row]][:60])
     if not len(other):
         return f"{name} of the second is not in the first"
-    in_host = host.names[host.name[linked.host_row[row]]][:60]
+    in_host = host.names[host.name[linked[row]]][:60]
     return f"record function {device.rf_id[row]} is {in_host!r} in the first and {name} in the second"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from chakra_et.arrays import coded_pairs, rows_by_value
 from chakra_et.convert.graph import timeline
 from chakra_et.convert.graph.communication import Communications
+from chakra_et.convert.graph.communication_arguments import started_by
 from chakra_et.convert.graph.groups import gloo_threads
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
 from chakra_et.convert.graph.launches import (
@@ -23,7 +24,7 @@ from chakra_et.convert.graph.launches import (
     on_host_clock,
     selected,
 )
-from chakra_et.convert.graph.link import Link, aligned, check, link, operators_and_annotations
+from chakra_et.convert.graph.link import aligned, check, link, operators_and_annotations, rate_of
 from chakra_et.convert.graph.timeline import STEP, Timeline, named, on_device, steps
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
@@ -53,7 +54,8 @@ ALWAYS = np.iinfo(np.int64)
 class LinkedRank:
     """Both traces of one rank, matched and nested, with communication identified.
 
-    Built once by ``link_rank``; later stages do not change it. ``calls[i]``: row of the call that launched
+    Built once by ``link_rank``; later stages do not change it. ``host_row[i]``: row of the host trace for
+    device row i, -1 for none. ``calls[i]``: row of the call that launched
     device row i, -1 for none. ``link_rate``: part (0 to 1) of the host operators with a device record, over
     the whole recording. ``clocks``: of the devices, whose times are by the host's. ``per_operator_ns``: what
     recording took by the tracer's measurement, 0 if there is none. ``before``: rows for work from before the
@@ -62,7 +64,7 @@ class LinkedRank:
 
     host: HostTrace
     device: DeviceTrace
-    link: Link
+    host_row: np.ndarray
     timeline: Timeline
     calls: np.ndarray
     communication_rows: CommunicationRows
@@ -91,7 +93,7 @@ def link_rank(
     runs (unless ``allow_unlinked``) and for a step that was not recorded.
     """
     linked, warnings = check(host, device, link(host, device), allow_unlinked)
-    rate = linked.rate(host)
+    rate = rate_of(host, linked)
     findings = joined(host.findings, device.findings, warnings)
     device, calls, linked, clocks = on_host_clock(device, launch_calls(device), linked)
     for clock in clocks:
@@ -153,8 +155,8 @@ def _is_cut(device: DeviceTrace, known: list[tuple[int, int]], number: int) -> b
 
 
 def with_structure(
-    device: DeviceTrace, calls: np.ndarray, linked: Link, groups: Sequence[dict[str, Any]]
-) -> tuple[np.ndarray, float, DeviceTrace, Link, np.ndarray]:
+    device: DeviceTrace, calls: np.ndarray, linked: np.ndarray, groups: Sequence[dict[str, Any]]
+) -> tuple[np.ndarray, float, DeviceTrace, np.ndarray, np.ndarray]:
     """Which rows' times count (bool), the ns that recording took per operator by the tracer's measurement,
     the trace with record-function ids in all steps, its link, and for each row 1 if the structure step has
     its like, -1 if not, 0 if that doesn't matter.
@@ -180,12 +182,15 @@ def with_structure(
     per_operator = recording.added_us("operators") * 1000 / max(operators, 1.0)
     if not len(begins):
         step_of = np.where(device.start <= ended, 1, 0)
-    host_row, record = linked.host_row.copy(), device.rf_id.copy()
+    pooled = np.flatnonzero(named(device, lambda name: name.startswith(POOLED)))
+    started = started_by(device, pooled, gloo_threads(device, groups))
+    step_of = np.where(started >= 0, step_of[started], step_of)
+    host_row, record = linked.copy(), device.rf_id.copy()
     ids = int(record.max()) + 1
     source = np.flatnonzero(on_cpu & (step_of == 0) & (device.start >= began) & ~measured)
     for step in range(1, len(begins) + 1):
         rows = np.flatnonzero(on_cpu & (step_of == step))
-        like, same = _matched(device, source, rows, gloo_threads(device, groups)).T
+        like, same = _matched(device, source, rows, started).T
         host_row[same] = host_row[like]
         own = device.rf_id[like]
         record[same] = np.where(own > 0, own + (step - 1) * ids, own)
@@ -193,35 +198,30 @@ def with_structure(
         likeness[same] = 1
     kept = np.where(calls >= 0, step_of[calls], step_of) > 0
     device = dataclasses.replace(device, rf_id=record)
-    return kept, per_operator, device, dataclasses.replace(linked, host_row=host_row), likeness
+    return kept, per_operator, device, host_row, likeness
 
 
-def _matched(
-    device: DeviceTrace, source: np.ndarray, rows: np.ndarray, group_of: dict[int, str]
-) -> np.ndarray:
-    """Pairs of rows int64[K, 2]. Operations of a gloo group, which whichever of its threads is free works on,
-    are matched in the order of their calls; threads that are new in each step, with those that did the same;
-    what is left, regardless of the thread."""
-    names = [STEP if name.startswith(STEP) else name for name in device.names]
-    pooled = named(device, lambda name: name.startswith(POOLED))
-    groups = list(dict.fromkeys(group_of.values()))
-    pool = [-groups.index(group_of[at]) - 3 if at in group_of else -2 for at in range(len(device.threads))]
-    place = np.where(pooled, np.array(pool)[device.thread], device.thread)
-    # A record-function id is given at the call, before a thread of gloo begins.
-    sides = [side[np.lexsort((device.start[side], device.rf_id[side]))] for side in (source, rows)]
+def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray, started: np.ndarray) -> np.ndarray:
+    """Pairs of rows int64[K, 2]. Threads that are new in each step are matched with those that did the same;
+    what is left, regardless of the thread, and at last the launchers alone. Operations of gloo, which any of
+    a group's threads works on, are matched like the operators that ``started`` them."""
+    code = np.where(named(device, lambda name: name.startswith(STEP)), -1, device.name)
     found: list[tuple[int, int]] = []
 
-    def texts(side: np.ndarray) -> list[str]:
-        return [names[code] for code in device.name[side].tolist()]
+    def match(first: np.ndarray, second: np.ndarray) -> None:
+        pairs = aligned(code[first].tolist(), code[second].tolist())
+        found.extend((int(first[a]), int(second[b])) for a, b in pairs)
 
-    def match(*sides: np.ndarray) -> None:
-        found.extend((int(sides[0][a]), int(sides[1][b])) for a, b in aligned(*map(texts, sides)))
-
-    old, new = (rows_by_value(place, side) for side in sides)
-    apart = {tuple(texts(own)): own for at, own in old.items() if at not in new}
+    sides = [side[started[side] < 0] for side in (source, rows)]
+    old, new = (rows_by_value(device.thread, side) for side in sides)
+    apart = {code[own].tobytes(): own for at, own in old.items() if at not in new}
     for at, own in new.items():
-        match(old[at] if at in old else apart.pop(tuple(texts(own)), own[:0]), own)
-    match(*(side[~np.isin(side, found) & ~pooled[side]] for side in sides))
+        match(old[at] if at in old else apart.pop(code[own].tobytes(), own[:0]), own)
+    match(*(side[~np.isin(side, found)] for side in sides))
+    match(*(side[np.isin(side, started) & ~np.isin(side, found)] for side in sides))
+    old, new = (rows_by_value(started, side[started[side] >= 0]) for side in (source, rows))
+    for like, call in [pair for pair in found if pair[0] in old and pair[1] in new]:
+        found += zip(old[like].tolist(), new[call].tolist(), strict=False)
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
@@ -229,8 +229,8 @@ def _matched(
 
 
 def with_work_before(
-    device: DeviceTrace, calls: np.ndarray, linked: Link
-) -> tuple[DeviceTrace, np.ndarray, Link, np.ndarray]:
+    device: DeviceTrace, calls: np.ndarray, linked: np.ndarray
+) -> tuple[DeviceTrace, np.ndarray, np.ndarray, np.ndarray]:
     """The trace with a row for each stream that was busy when the recording began, as far as something waited
     for it: the first work on the stream, or a call before any launch. And these rows."""
     gpu = on_device(device)
@@ -275,8 +275,7 @@ def with_work_before(
     for name, values in filled.items():
         columns[name][rows:] = values
     device = dataclasses.replace(device, **columns)
-    linked = dataclasses.replace(linked, host_row=np.append(linked.host_row, np.full(count, -1)))
-    calls = np.append(calls, np.full(count, -1))
+    linked, calls = (np.append(column, np.full(count, -1)) for column in (linked, calls))
     order = np.argsort(device.start, kind="stable")
     return *selected(device, calls, linked, order), np.flatnonzero(order >= rows)
 
@@ -300,8 +299,7 @@ def check_complete(rank: LinkedRank) -> Findings:
     if lost.sum() > max(TOLERATED * len(lost), 2):
         findings.add("launch-without-work", int(lost.sum()))
     if not len(gpu) and rank.host.recorded and CUDA_TENSOR.search(rank.host.inputs[0].buffer.data):
-        rows = rank.link.host_row[rank.link.host_row >= 0].tolist()
-        values = rank.host.inputs[0]
+        rows, values = rank.host_row[rank.host_row >= 0].tolist(), rank.host.inputs[0]
         findings.add("missing-gpu-work", any(CUDA_TENSOR.search(values[row]) for row in rows))
     if not rank.communication_rows.gpu.any() and as_number(device.distributed.get("world_size")) != 1:
         # Coalesced NCCL operators share a kernel, and those of a group of one rank launch none.
@@ -318,7 +316,7 @@ def check_complete(rank: LinkedRank) -> Findings:
         operators = device.category == CPU_OP
         for _, row in rank.timeline.steps:
             inside = operators & (device.start >= device.start[row]) & (device.start < device.end[row])
-            without = inside.any() and not (rank.link.host_row[inside] >= 0).any()
+            without = inside.any() and not (rank.host_row[inside] >= 0).any()
             findings.add("steps-without-host", int(without))
     return findings
 
@@ -327,7 +325,7 @@ def _is_alone(rank: LinkedRank, row: int) -> bool:
     """Whether the operator at ``row``, or one around it, is of a group of one rank."""
     while row >= 0:
         args = rank.device.communication.get(row)
-        attributes = rank.host.communication.get(int(rank.link.host_row[row]), {})
+        attributes = rank.host.communication.get(int(rank.host_row[row]), {})
         size = as_number(attributes.get("pg_size") if args is None else args.group_size)
         group = rank.communication.groups.get(str((args and args.group_name) or attributes.get("pg_name")))
         if size == 1 or (group is not None and len(group.ranks) == 1):

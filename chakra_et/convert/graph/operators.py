@@ -180,7 +180,7 @@ def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray, causal: 
     works = np.zeros((len(operators), 2), dtype=np.int64)
     left, at = np.arange(len(operators)), operators
     for _ in range(DEPTH):
-        row = rank.link.host_row[at]
+        row = rank.host_row[at]
         described = np.flatnonzero((device.category[at] == CPU_OP) & (row >= 0))
         row, name = row[described], device.name[at[described]]
         # Equal texts have the same place, so that calls that are alike are counted once.

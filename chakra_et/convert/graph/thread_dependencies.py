@@ -49,7 +49,7 @@ def _communication(rank: LinkedRank, found: Dependencies) -> None:
     # (lane, storage) → start times of the operators with an input tensor in that storage, ascending.
     users: dict[tuple[int, int], list[int]] = {}
     storages = frozenset().union(*(item.storages for item in items if not item.on_gpu))
-    host_row = rank.link.host_row
+    host_row = rank.host_row
     rows = np.flatnonzero((host_row >= 0) & (time.lane >= 0)) if storages else host_row[:0]
     columns = (column[rows].tolist() for column in (time.lane, time.start, host_row))
     for on_lane, begin, at in zip(*columns, strict=True):
