@@ -22,10 +22,10 @@ from benchmarks.predict_processes import (
 )
 from chakra_et.convert import runs as convert_sets
 from chakra_et.convert.inputs import load_run
-from chakra_et.convert.jobs import default_workers
 from chakra_et.convert.pair import PairOptions
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
+from chakra_et.jobs import default_workers
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.traces import sets as trace_sets

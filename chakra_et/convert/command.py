@@ -28,16 +28,16 @@ from typing import Any, TypeVar
 
 from chakra_et import cli, files
 from chakra_et.cli import cluster, option
-from chakra_et.convert.jobs import default_workers
+from chakra_et.convert.communication_records import communication_job, is_record
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankResult, is_cut
 from chakra_et.convert.runs import RunOptions, SetResult, convert_sets
+from chakra_et.convert.untraced_ranks import add_untraced
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.findings import sentence
+from chakra_et.jobs import default_workers
 from chakra_et.names import SIDES, RunFiles
-from chakra_et.ranks.communication import communication_job, is_record
-from chakra_et.ranks.untraced_ranks import add_untraced
 from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets

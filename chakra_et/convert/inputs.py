@@ -108,9 +108,9 @@ def with_et_files(run: RankSet | TraceSet) -> Iterator[tuple[RankSet, list[str]]
     if isinstance(run, RankSet):
         yield run, []
         return
-    from chakra_et.convert.jobs import default_workers
     from chakra_et.convert.pair import PairOptions
     from chakra_et.convert.runs import RunOptions, convert_sets
+    from chakra_et.jobs import default_workers
 
     with tempfile.TemporaryDirectory(prefix="chakra-et-") as folder:
         traces = dataclasses.replace(run, folder=Path(folder))

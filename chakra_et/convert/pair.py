@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chakra_et import files
+from chakra_et import files, jobs
 from chakra_et.arrays import give_back, rows_by_value
-from chakra_et.convert import jobs
 from chakra_et.convert.emit import emit, whole_micros
 from chakra_et.convert.graph import link
 from chakra_et.convert.graph.build import build

@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from chakra_et import files
-from chakra_et.convert import jobs
+from chakra_et import files, jobs
 from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError, UnreadableTrace

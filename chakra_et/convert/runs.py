@@ -20,8 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chakra_et import files
-from chakra_et.convert import jobs
+from chakra_et import files, jobs
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.convert.together import (

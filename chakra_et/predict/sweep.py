@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from chakra_et import text
 from chakra_et.cli import parse
-from chakra_et.convert.jobs import default_workers
 from chakra_et.errors import TraceError
+from chakra_et.jobs import default_workers
 from chakra_et.predict.predict import describe, figures
 from chakra_et.ranks.cluster import jobs_on
 

@@ -1,4 +1,4 @@
-"""A Dask cluster in place of the processes of ``convert.jobs``: each rank is a task with retries.
+"""A Dask cluster in place of the processes of ``jobs``: each rank is a task with retries.
 
     with jobs_on("local", 4) as run:
         for number, outcome in run(convert_rank, jobs, 4): ...
@@ -19,9 +19,9 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from chakra_et.convert import jobs
-from chakra_et.convert.jobs import Jobs
+from chakra_et import jobs
 from chakra_et.errors import TraceError
+from chakra_et.jobs import Jobs
 from chakra_et.text import progress_bar
 
 QUEUES = "slurm", "pbs", "lsf", "sge"
@@ -31,7 +31,7 @@ _servers: dict[int, Any] = {}
 
 @contextlib.contextmanager
 def jobs_on(cluster: str, workers: int) -> Iterator[Jobs]:
-    """What runs jobs as ``convert.jobs.run`` does on ``cluster``: ``local``, a queue of ``QUEUES`` as
+    """What runs jobs as ``jobs.run`` does on ``cluster``: ``local``, a queue of ``QUEUES`` as
     dask-jobqueue's configuration describes it, or a scheduler's address. Raises ``TraceError`` if it isn't
     there."""
     with contextlib.ExitStack() as stack:

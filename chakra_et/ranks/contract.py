@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_et.convert.jobs import Jobs
 from chakra_et.diagnose import node_classes as classes
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
@@ -30,6 +29,7 @@ from chakra_et.et.node_attributes import has, set_integers, texts, with_metadata
 from chakra_et.et.rearrange import take_rows
 from chakra_et.et.sets import MANY_RANKS, Skeletons
 from chakra_et.et.skeleton import VERSION, write_skeleton
+from chakra_et.jobs import Jobs
 from chakra_et.names import SKELETON, RunFiles
 from chakra_et.simulate.joint import Lanes
 from chakra_et.simulate.run import Run, make_run

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from chakra_et.convert import jobs
+from chakra_et import jobs
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 

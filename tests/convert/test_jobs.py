@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from chakra_et.convert.jobs import run
+from chakra_et.jobs import run
 
 
 def slept(seconds: float) -> float:

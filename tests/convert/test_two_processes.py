@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic import write_pair
-from chakra_et.convert import jobs, runs
+from chakra_et import jobs
+from chakra_et.convert import runs
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.runs import RunOptions, SetResult
 from chakra_et.errors import TraceError
@@ -93,7 +94,8 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     limited = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000)); "
-        "from chakra_et.convert import command, jobs; jobs.LARGE = 1; sys.exit(command.main())"
+        "from chakra_et import jobs; from chakra_et.convert import command; jobs.LARGE = 1; "
+        "sys.exit(command.main())"
     )
     command = [sys.executable, "-c", limited, "--dir", str(tmp_path), "--workers", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

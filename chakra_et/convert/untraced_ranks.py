@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from chakra_et.convert.communication_records import Recorded, RecordedCall, read_records
 from chakra_et.convert.graph.communication import Group, group_number
 from chakra_et.convert.together import joint_times, with_times
 from chakra_et.errors import TraceError
@@ -24,7 +25,6 @@ from chakra_et.et.node_attributes import texts, with_integers, with_metadata, wi
 from chakra_et.et.sets import Groups, read_comm_groups
 from chakra_et.files import folder_lock, link, read_json, scratch_folder, write_json
 from chakra_et.names import RunFiles
-from chakra_et.ranks.communication import Recorded, RecordedCall, read_records
 
 _OF_ITS_OWN = ("wait_micros", "transfer_micros", "recorded_start_micros", "recorded_micros")
 _Calls = list[tuple[str, np.ndarray, str, list[RecordedCall]]]

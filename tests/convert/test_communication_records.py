@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.convert.communication_records import UNKNOWN, communication_job, is_record, read_records
 from chakra_et.convert.inputs import load_run
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType
 from chakra_et.names import RunFiles
-from chakra_et.ranks.communication import UNKNOWN, communication_job, is_record, read_records
 
 GLOO = Path(__file__).parents[1] / "fixtures" / "flight_recorder"
 RANKS, CALLS = 4, 6
