@@ -32,7 +32,7 @@ def read_yaml(path: Path) -> Any:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "unreadable"
         where = f", line {mark.line + 1}" if mark else ""
         ours = any(words in problem for words in ("there twice", "give a name", "too"))
-        raise TraceError(f"{path}{where}: {'' if ours else 'not YAML: '}{problem}.") from None
+        raise TraceError(f"{path}{where}: {'' if ours else 'not YAML: '}{problem[:200]}.") from None
     except ValueError as error:  # a date that there is not, a number of thousands of digits
         raise TraceError(f"{path}: not YAML that can be read: {error}.") from None
 

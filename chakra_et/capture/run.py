@@ -31,7 +31,7 @@ from chakra_et.errors import TraceError
 from chakra_et.files import read_json
 from chakra_et.names import RunFiles
 
-_NO_STEPS = "no optimizer stepped and no module was called; name the class of a module with --step-on NAME"
+_NO_STEPS = "no optimizer stepped, no module ran without gradients; name a module's class with --step-on NAME"
 # Their processes don't train.
 _NOT_FOLLOWED = ("torch.utils.data", "torch._inductor", "multiprocessing", "concurrent")
 

@@ -86,7 +86,7 @@ def datasheet(path: Path) -> Gpu:
         _check(entry)
         return read(str(entry.get("name", path.stem)), entry)
     except (OSError, ImportError, ValueError, TypeError, AttributeError) as error:
-        raise TraceError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+        raise TraceError(f"{path}: {re.sub(rf'^{re.escape(str(path))}[:,] ', '', str(error))}") from error
 
 
 def _check(entry: Mapping[str, Any]) -> None:

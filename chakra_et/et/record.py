@@ -173,9 +173,8 @@ def _listed(report: Mapping[str, Any]) -> tuple[dict[int, tuple[int, str]], int]
     if "files" not in report:
         ranks = report.get("ranks", {}).items()
         return {int(rank): (0, "") for rank, entry in ranks if "error" not in entry}, 0
-    entries = report["files"]
-    listed = [(rank, (entry["bytes"], entry["sha256"])) for entry in entries for rank in entry["ranks"]]
-    return {int(rank): file for rank, file in listed}, int(report["world_size"])
+    listed = ((int(rank), entry) for entry in report["files"] for rank in entry["ranks"])
+    return {rank: (entry["bytes"], entry["sha256"]) for rank, entry in listed}, int(report["world_size"])
 
 
 def contents(files: Iterable[tuple[Rank, Path]]) -> list[tuple[Path, list[Rank]]]:

@@ -64,7 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.from_runs:
         return _learned(config)
     model = find_model(config.model, config.models_file)
-    notes: tuple[str, ...] = ()
     if config.from_et:
         paths = [Path(name) for name in config.from_et]
         costs, notes = from_traces(model, paths, config.gpu_name, config.tp[0], config.mbs[0])
@@ -74,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
         dtype = config.precision or ("float16" if device == "cuda" else "float32")
         runs = Runs(device, dtype, config.warmup, config.repeat)
-        costs = measured(model, config.tp, config.mbs, runs, config.gpu_name)
+        costs, notes = measured(model, config.tp, config.mbs, runs, config.gpu_name), ()
     write_costs(config.output, costs)
     for entry in costs.entries:
         total = sum(entry.forward) + sum(entry.backward or ())

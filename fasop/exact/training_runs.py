@@ -142,7 +142,9 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
     read, needed = min(_TABLES, key=lambda kind: len({*kind[1].split()} - {*head}))
     if missing := [name for name in needed.split() if name not in head]:
         raise PlanError(f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's.")
-    settings = read_yaml(models or path.with_name("models.yaml")) if read is _published else {}
+    known = models or path.with_name("models.yaml")
+    if not isinstance(settings := read_yaml(known) if read is _published else {}, dict):
+        raise PlanError(f"{known}: give the settings of models under their names.")
     found = []
     for row in rows:
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.cost.gpus import datasheet
 from chakra_et.errors import TraceError, time_limit
 from chakra_et.et import file as et_file
 from chakra_et.yaml_file import read_yaml
@@ -97,6 +98,15 @@ def test_yaml_beyond_the_limits_is_refused_at_once(
     for words in (["plan", "--model", "gpt2-345m", "--cluster", str(path)],):
         assert plan(words) == 2
         assert "too deep or too large" in capsys.readouterr().err
+
+
+def test_what_a_file_holds_does_not_make_a_sentence_long(tmp_path: Path) -> None:
+    """A tag of 100,000 characters was in the message, which named the file twice."""
+    path = tmp_path / "gpu.yaml"
+    path.write_text("!" * 100_000)
+    with pytest.raises(TraceError, match=r"line 1: not YAML: could not") as refused:
+        datasheet(path)
+    assert len(str(refused.value)) < 500 and str(refused.value).count(str(path)) == 1
 
 
 def test_aliases_and_merges_within_the_limits_are_read(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fasop.__main__ import main
+from fasop.errors import PlanError
 from fasop.exact.estimate import estimate
 from fasop.exact.training_runs import expressible, read_runs
 from fasop.inputs.costs import CostFile, read_costs
@@ -133,3 +134,14 @@ def test_layers_of_vtrain_are_for_its_rows_alone(tmp_path: Path) -> None:
     assert not wider.costs and not wider.assumed
     assert {each.gpu for each in known.costs[0].entries} == {"A100-80GB"}
     assert set(known.costs[0].models) == {"gpt-1024", "gpt-2048"}
+
+
+def test_a_file_of_models_without_names_is_refused(tmp_path: Path) -> None:
+    """Each row was refused with an AttributeError's words."""
+    (tmp_path / "models.yaml").write_text("- model_type: llama\n")
+    head = "source,system,gpu,num_gpus,precision,model,task,gbs,mbs,seq,tp,pp,cp,vp,ep,step_s\n"
+    (tmp_path / "rows.csv").write_text(
+        head + "Megatron-Bridge,DGX,H100,8,BF16,Llama3 8B,,128,1,8192,1,1,2,1,1,9\n"
+    )
+    with pytest.raises(PlanError, match="models.yaml: give the settings of models under their names"):
+        read_runs(tmp_path / "rows.csv")

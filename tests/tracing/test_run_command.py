@@ -147,7 +147,7 @@ def test_a_script_that_gives_nothing_to_record_ends_with_a_status_and_a_remedy(p
     (project / "code" / "train.py").write_text("print('hello')\n")
     done = run(project, "code/train.py", CHAKRA_TRACE="outputs/t")
     assert (done.returncode, done.stdout) == (1, "hello\n")
-    said = "chakra-et: no trace was written: no optimizer stepped and no module was called; name the class of"
+    said = "chakra-et: no trace was written: no optimizer stepped, no module ran without gradients; name"
     assert done.stderr.startswith(said) and len(done.stderr.splitlines()) == 1
 
 
