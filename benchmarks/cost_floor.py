@@ -100,18 +100,20 @@ def main() -> int:
         "| GPU | m 9 to 15: neighbours apart | m between neighbours | m 9 to 15: from smoothed | elsewhere |"
     )
     print("|---|---|---|---|---|")
-    for table in read_products(Path(options.given), "bfloat16").values():
-        said = MODELS["16 bit"].micros(table.gpu, fitted("16 bit", table), table.points)
-        figures = scatter(table.points[:, 1:4], np.log(table.micros / said))
-        print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)
-    tables = read_products(Path(options.given), "bfloat16")
+    tables, narrow = (read_products(Path(options.given), dtype) for dtype in ("bfloat16", "fp8"))
+    for kind, of_kind in (("16 bit", tables), ("8 bit", narrow)):
+        for table in of_kind.values():
+            said = MODELS[kind].micros(table.gpu, fitted(kind, table), table.points)
+            figures = scatter(table.points[:, 1:4], np.log(table.micros / said))
+            shown = " | ".join(f"{each:.1%}" for each in figures)
+            print(f"| {table.gpu.name}, {kind}s | {shown} |", flush=True)
     counts = " | ".join(f"{count:,}" for count in MORE)
     print(f"\n| GPU | 100 shapes: parameters alone | as shipped | {counts} | all others |\n|{'---|' * 7}")
     for name, table in tables.items():
         figures = by_few(name, tables)
         print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)
     print("\n| GPU | 8-bit products by parameters of its own |\n|---|---|")
-    for table in read_products(Path(options.given), "fp8").values():
+    for table in narrow.values():
         print(f"| {table.gpu.name} | {own_parameters('8 bit', table):.1%} |", flush=True)
     print("\n| GPU | batched products in 32 bits | a batch between its neighbours |\n|---|---|---|")
     for table in read_float(Path(options.given)).values():

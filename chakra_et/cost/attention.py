@@ -36,8 +36,7 @@ unit over that of one among others; ``tail``: the part of the last wave that idl
 START, WIDTHS = ({name: each[at] for name, each in _PRIOR.items()} for at in (0, 1))
 _LOWER = {"GDDR": 0.88, "amd": 0.79}
 """Of ``burst``. With GDDR: tensor cores rest while exponentials are taken, so that power takes the square
-root of what it takes of products' rate. MI300X: a trace of Triton's kernels (``benchmarks/check_gpus.py``).
-"""
+root of what it takes of products' rate. MI300X: a trace of Triton's kernels (``check_gpus.py``)."""
 FORWARD, BACKWARD_PASS, INTO_CACHE = 0, 1, 2
 """Kinds of calls: the last is a forward pass that also writes keys and values into a cache."""
 BACKWARD = 0.7

@@ -30,8 +30,7 @@ _BY_ELEMENTS = ("softmax", "normalization")
 """Classes that with 16 bits are bound by arithmetic for each element; so are long rows, not aligned."""
 GDDR = 0.85
 """Of the share of the bandwidth that kernels reach with HBM: NeuSight's elementwise kernels reach 74% on a T4
-and 87 to 90% on A100 and V100, products 76% on an L40S.
-"""
+and 87 to 90% on A100 and V100, products 76% on an L40S."""
 SETS = 2.0
 """Sets of operands that take turns in the cache, in a model's step: weights come from memory, activations
 from the cache, if they fit."""
@@ -131,9 +130,9 @@ def item_bytes(type_name: str) -> int:
 def number(type_name: str) -> str:
     """The key of ``Gpu.peaks`` for a PyTorch type name; 16 bits where it is unknown."""
     short = type_name.rpartition("::")[2].lower()
-    return (
-        "8 bit" if short.startswith("float8") else short if short in ("double", "float", "tf32") else "16 bit"
-    )
+    if short.startswith("float8"):
+        return "8 bit"
+    return short if short in ("double", "float", "tf32") else "16 bit"
 
 
 @dataclass(frozen=True)
@@ -230,9 +229,7 @@ class GpuModel:
 
     def _joined(self, work: OperatorCall) -> float:
         """Elements that bound ``cat``: on NVIDIA, each tensor of its list has two blocks of 512 threads per
-        multiprocessor, half of what this holds; on AMD as many as it needs (aten/src/ATen/native/cuda/
-        Shape.cu).
-        """
+        multiprocessor, half of what this holds; on AMD as many as it needs (ATen/native/cuda/Shape.cu)."""
         return work.operations if self.vendor == "amd" else max(work.joins, work.operations / 2)
 
     def _lines(self, work: OperatorCall) -> float:
@@ -243,8 +240,7 @@ class GpuModel:
 
     def limits(self, work: OperatorCall) -> tuple[float, float]:
         """What a kernel of unknown work takes at least, µs, and how fast it works beyond that: bytes per
-        second, or operations where arithmetic bounds its class.
-        """
+        second, or operations where arithmetic bounds its class."""
         if work.kind == "matrix product":
             return self._products((1, 1, 1, 1), work.type), self._steady(work.type)
         least = self._launched(work, self.of(work.kind, "launch"))

@@ -67,8 +67,8 @@ _EDGE_LOSS = 16.0, 7.0
 """Rows and columns that a tile loses to its edges, with tensor cores and without."""
 _AGAIN = {"nvidia": 0.6, "amd": 1.0}
 """The part of ``fill`` that further tiles take, as others compute meanwhile."""
-_QUANTISED = 1.5
-"""What quantising takes over reading and writing."""
+_TWO_LOADS = 1200.0
+"""Cycles in which a thread that quantises loads 16 elements, once for the largest of their row and again."""
 _COOL = 400.0
 """µs at full power before clocks fall."""
 _WARM_STEP, _KEPT, _KEPT_APART = 0.8, (0.9, 1.2), (0.45, 1.35)
@@ -82,9 +82,9 @@ SCALED: dict[str, list[tuple[float, int, int]]] = {
 """Up to how many rows SGLang's products of 8 bits, with quantisation, have which tiles, on a GPU and those
 like it (sgl-kernel/csrc/gemm/fp8_gemm_kernel.cu; B200: those of one of a pair of units); other GPUs of NVIDIA
 are taken to have the last. They never split K."""
-_ALONE, _FED = 0.95, 2.0
+_ALONE, _FED, _PORT = 0.95, 2.0, 64.0
 """Where such tiles leave units idle: the share of the peak that power allows the others, and how many times
-as much L2 delivers to them at most."""
+as much L2 delivers to them at most, or as many bytes per cycle if that is more."""
 _IN_LINES, _SQUARE = {"L40S": "rows", "H100": "short"}, 128
 """GPUs, and those like them, on which these products go through their tiles in lines, along the rows of C or
 its short side, and the edge of these tiles."""
@@ -97,8 +97,7 @@ _COPIED, _ALONG_K, _ACROSS_K, _STORED = 10, 8, 4, 9
 """Cycles for which a move of a warp occupies a unit. Copies past the registers (from 4 bytes on), along K as
 across: between one product of an H100's trace and the fastest of an A100's. Through registers, one for each
 line of 128 bytes: those of threads side by side are 16 bytes apart, along K in 8 rows of 64
-bytes. Two rows of 256 bytes that start anywhere are 18 sectors of 32 bytes, of which 2 are stored per cycle.
-"""
+bytes. Two rows of 256 bytes that start anywhere are 18 sectors of 32 bytes; 2 are stored per cycle."""
 _ROWS = 1024
 """Shapes that are computed at a time."""
 
@@ -108,8 +107,9 @@ def start(gpu: Gpu, number: str) -> dict[str, float]:
     if number in ("float", "double"):
         return START | FLOAT
     found = START | (AMD if gpu.vendor == "amd" else GDDR if gpu.kind == "GDDR" else {})
-    if number == "8 bit":
-        return found | {"burst": found["burst"] * 0.78, "hot": found["hot"] * 0.75, "split": 20.0}
+    if number == "8 bit":  # an instruction takes twice as many elements along K
+        slower = {"burst": found["burst"] * 0.78, "hot": found["hot"] * 0.75}
+        return found | slower | {"split": 20.0, "step": found["step"] / 2}
     return found
 
 
@@ -128,16 +128,21 @@ def product_micros(
     before unless it is ``quantised``.
     """
     item = {"8 bit": 1.0, "16 bit": 2.0, "double": 8.0}.get(number, 4.0)
-    parts = [points[at : at + _ROWS] for at in range(0, len(points), _ROWS)]
+    parts = np.array_split(points, range(_ROWS, len(points), _ROWS))
     scaled = number == "8 bit" and not quantised
-    done = [_micros(gpu, parameters, part, number, item, scaled) for part in parts]
-    taken = np.concatenate(done) if done else np.zeros(0)
-    if scaled:
-        m, n, k, sets = points[:, 1:].T
-        found = _found(gpu, sets * (3 * m * k + k * n) + 2 * m * n)
-        read = _QUANTISED * 3 * m * k
-        taken = taken + parameters["launch"] + moved(gpu, parameters, read * (1 - found), read * found)
-    return taken
+    taken = np.concatenate([_micros(gpu, parameters, part, number, item, scaled) for part in parts])
+    return taken + _quantising(gpu, parameters, points) if scaled else taken
+
+
+def _quantising(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray) -> np.ndarray:
+    """µs of the kernel that quantises A: each row by 256 threads, or by a warp where there are 16 rows per
+    unit (sgl-kernel/csrc/gemm/per_token_quant_fp8.cu)."""
+    m, n, k, sets = points[:, 1:].T
+    threads = np.where(m < 16 * gpu.units, 256, 32)
+    rounds = np.maximum(m * threads / (gpu.units * gpu.threads), 1)
+    waiting = rounds * (parameters["fill"] + _TWO_LOADS * k / 16 / threads) / (gpu.clock / 1e6)
+    found, passed = _found(gpu, sets * (3 * m * k + k * n) + 2 * m * n), 3 * m * k
+    return parameters["launch"] + waiting + moved(gpu, parameters, passed * (1 - found), passed * found)
 
 
 def _found(gpu: Gpu, kept: np.ndarray) -> np.ndarray:
@@ -181,7 +186,7 @@ def _micros(
     rate = peak * np.clip(burst * idle, burst, max(burst, _ALONE))
     arithmetic = waves * 2 * high * wide * depth / (rate / gpu.units * part)
     load = parameters["load"] * peak / gpu.units * (256 + 128) / (256 * 128) * item / 2  # bytes per µs
-    load = load * np.minimum(idle, _FED)
+    load = np.minimum(load * idle, np.maximum(load * _FED, _PORT * clock))
     moving = waves * ((high + wide) * depth * item + high * wide * written) / load
 
     passed = batch * ((m * k + k * n) * item + m * n * written)

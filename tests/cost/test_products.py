@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chakra_et.cost import gpus
-from chakra_et.cost.products import product_micros, start
+from chakra_et.cost.products import START, _quantising, product_micros, start
 
 
 def test_a_result_larger_than_l2_takes_as_long_as_memory_writes_it() -> None:
@@ -67,3 +67,25 @@ def test_scaled_products_take_their_librarys_larger_tiles_from_257_rows_on(name:
     assert more > 1.5 * few
     few, more = product_micros(gpu, start(gpu, "8 bit"), points, "8 bit", quantised=True)
     assert more == pytest.approx(few, rel=0.01)
+
+
+def test_many_rows_are_quantised_sooner_by_a_warp_for_each() -> None:
+    """Short rows, so that bytes hardly matter: blocks of 256 threads wait for one another, warps don't."""
+    gpu = gpus.gpu("L40S")
+    points = np.array([[1, rows, 32, 32, 6] for rows in (64, 852, 16 * gpu.units - 1, 16 * gpu.units)], float)
+    few, round_, rounds, warps = _quantising(gpu, start(gpu, "8 bit"), points)
+    assert round_ == pytest.approx(few, rel=0.02)
+    assert rounds > 1.4 * round_ and warps < 1.02 * round_
+
+
+def test_a_lone_tile_gets_what_its_unit_can_load() -> None:
+    """Idle units leave it L2: on L40S, whose tensor cores need little, more than twice its share of it."""
+    gpu = gpus.gpu("L40S")
+    parameters = start(gpu, "8 bit") | {"step": 1.0, "fill": 1.0, "launch": 0.01}
+    depths = 32768, 65536
+    points = np.array([[1, 16, 64, depth, 1] for depth in depths], float)
+    taken = product_micros(gpu, parameters, points, "8 bit") - _quantising(gpu, parameters, points)
+    cycles = (taken[1] - taken[0]) * gpu.clock / 1e6
+    loaded = (16 + 64) * (depths[1] - depths[0])
+    share = START["load"] * gpu.peak("8 bit") / gpu.units / gpu.clock * (256 + 128) / (256 * 128) / 2
+    assert 2 * share < loaded / cycles < 64
