@@ -100,8 +100,8 @@ def nodes(run: ReportRun) -> Table:
     node = np.lexsort((run.end_ns, run.start_ns, row_of))
     row = [rows[at] for at in row_of[node].tolist()]
     code, names = run.names
-    phase, _ = run.codes("phase", PHASES)
-    module, modules = run.codes("module")
+    phase, _ = run.graph.codes("phase", PHASES)
+    module, modules = run.graph.codes("module")
     communicates = graph.types >= NodeType.COMM_SEND
     on_path = np.isin(node, run.path.node)
     found: dict[str, list[Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ from chakra_et.et.columns import NodeType
 from chakra_et.et.node_attributes import EDGE_NAMES
 from chakra_et.report.page import PackedColumns
 from chakra_et.report.run import COMM_NAMES, LONGEST_NAME, NODE_KINDS, PHASES, ReportRun
-from chakra_et.report.timeline import NO_STACKS, Stacks, curves, lay_out, queues
+from chakra_et.report.timeline import Stacks, curves, lay_out, queues
 
+Units = Callable[[np.ndarray], np.ndarray]
+"""ns → the unit of the page."""
 FURTHER, ON_PATH, SLICE = 1, 2, 4  # bits of the column "flags"
 
 
-def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS) -> dict[str, Any]:
+def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks) -> dict[str, Any]:
     """Add the columns of all nodes, and return the tables that they refer to.
 
     Columns of the N nodes and of the slices of call stacks, which have no dependencies, by row of the
@@ -30,11 +33,8 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     """
     graph = run.graph
     rows, row_of = lay_out(run, stacks)
-    start_ns, end_ns = (
-        np.concatenate((of_node, of_slice))
-        for of_node, of_slice in ((run.start_ns, stacks.start_ns), (run.end_ns, stacks.end_ns))
-    )
-    start_ns = np.maximum(start_ns, 0)
+    start_ns = np.maximum(np.append(run.start_ns, stacks.start_ns), 0)
+    end_ns = np.append(run.end_ns, stacks.end_ns)
     order = np.lexsort((end_ns, start_ns, row_of))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -45,16 +45,9 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     def units(moment: np.ndarray) -> np.ndarray:
         return (moment + unit // 2) // unit
 
-    def in_order(chosen: np.ndarray) -> np.ndarray:
-        nodes = np.flatnonzero(chosen)
-        return nodes[np.argsort(place[nodes])]
-
     def in_rows(of_node: np.ndarray, of_slice: np.ndarray | int = 0) -> np.ndarray:
         more = np.broadcast_to(of_slice, len(order) - len(graph))
         return np.concatenate((of_node, more))[order]
-
-    def doubles(name: str, values: np.ndarray) -> None:
-        columns.add(name, values.astype(np.float64))
 
     columns.add("row", row_of[order], delta=True)
     columns.add("start", units(start_ns[order]), delta=True)
@@ -67,8 +60,8 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
         names += [text[:LONGEST_NAME]] * (of_slice[-1] == len(names))
     columns.add("name", in_rows(name, np.array(of_slice, dtype=np.int64)[stacks.name]))
     columns.add("kind", in_rows(run.node_kinds, stacks.kind))
-    columns.add("phase", in_rows(run.codes("phase", PHASES)[0] + 1))
-    module, modules = run.codes("module")
+    columns.add("phase", in_rows(run.graph.codes("phase", PHASES)[0] + 1))
+    module, modules = run.graph.codes("module")
     columns.add("module", in_rows(module + 1))
     distance = np.where(run.parent >= 0, place[: len(graph)] - place[run.parent], 0)
     columns.add("parent", in_rows(distance & 0xFFFFFFFF))
@@ -80,39 +73,8 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
     columns.add("path_to", units(ends), delta=True)
     columns.add("flags", in_rows(flags, SLICE))
 
-    source, target, kind = place[graph.source], place[graph.target], run.edge_kinds
-    by_node = np.lexsort((source, target))
-    source, target, kind = source[by_node], target[by_node], kind[by_node]
-    columns.add("degree", np.bincount(target, minlength=len(order)))
-    columns.add("edge", (target - source) & 0xFFFFFFFF)
-    columns.add("edge_kind", kind)
-
-    operations, size = graph.attribute("num_ops", 0), graph.attribute("tensor_size", 0)
-    node = in_order((operations > 0) | (size > 0))
-    columns.add("work_node", place[node], delta=True)
-    doubles("work_ops", operations[node])
-    doubles("work_bytes", size[node])
-
-    node = in_order(graph.types >= NodeType.COMM_SEND)
-    columns.add("comm_node", place[node], delta=True)
-    columns.add("comm_type", run.comm_types[node])
-    doubles("comm_bytes", graph.attribute("comm_size", 0)[node])
-    columns.add("comm_group", graph.group[node])
-    columns.add("comm_wait", units(run.wait_ns[node]))
-    matched = run.arrivals[0] >= 0
-    columns.add("comm_operation", np.where(matched, run.job.matching.operation + 1, 0)[node])
-
-    memory, end = [], 0
-    found = [*curves(run), *queues(run)]
-    for each in found:
-        first, end = end, end + len(each.node)
-        label = next(iter(each.lines())).removesuffix(" allocated")
-        memory.append([each.rank, label, first, end, each.reserved is not None])
-    if found:
-        held = [each.allocated * 0 if each.reserved is None else each.reserved for each in found]
-        columns.add("memory_time", units(np.concatenate([each.time_ns for each in found])), delta=True)
-        doubles("memory_allocated", np.concatenate([each.allocated for each in found]))
-        doubles("memory_reserved", np.concatenate(held))
+    _add_dependencies(run, columns, place)
+    _add_work(run, columns, place, units)
     return {
         "unit_ns": unit,
         "rows": rows,
@@ -123,5 +85,53 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks = NO_STACKS
         "edge_kinds": EDGE_NAMES,
         "comm_types": COMM_NAMES,
         "groups": graph.groups,
-        "memory": memory,
+        "memory": _add_memory(run, columns, units),
     }
+
+
+def _add_dependencies(run: ReportRun, columns: PackedColumns, place: np.ndarray) -> None:
+    source, target, kind = place[run.graph.source], place[run.graph.target], run.edge_kinds
+    by_node = np.lexsort((source, target))
+    source, target, kind = source[by_node], target[by_node], kind[by_node]
+    columns.add("degree", np.bincount(target, minlength=len(place)))
+    columns.add("edge", (target - source) & 0xFFFFFFFF)
+    columns.add("edge_kind", kind)
+
+
+def _add_work(run: ReportRun, columns: PackedColumns, place: np.ndarray, units: Units) -> None:
+    """The columns of device work and of communication."""
+    graph = run.graph
+
+    def in_order(chosen: np.ndarray) -> np.ndarray:
+        nodes = np.flatnonzero(chosen)
+        return nodes[np.argsort(place[nodes])]
+
+    operations, size = graph.attribute("num_ops", 0), graph.attribute("tensor_size", 0)
+    node = in_order((operations > 0) | (size > 0))
+    columns.add("work_node", place[node], delta=True)
+    columns.add("work_ops", operations[node].astype(np.float64))
+    columns.add("work_bytes", size[node].astype(np.float64))
+
+    node = in_order(graph.types >= NodeType.COMM_SEND)
+    columns.add("comm_node", place[node], delta=True)
+    columns.add("comm_type", run.comm_types[node])
+    columns.add("comm_bytes", graph.attribute("comm_size", 0)[node].astype(np.float64))
+    columns.add("comm_group", graph.group[node])
+    columns.add("comm_wait", units(run.wait_ns[node]))
+    matched = run.arrivals[0] >= 0
+    columns.add("comm_operation", np.where(matched, run.job.matching.operation + 1, 0)[node])
+
+
+def _add_memory(run: ReportRun, columns: PackedColumns, units: Units) -> list[list[Any]]:
+    """The curves: rank, label, first and last moment, and whether an allocator reserves any."""
+    memory, end, found = list[list[Any]](), 0, [*curves(run), *queues(run)]
+    for each in found:
+        first, end = end, end + len(each.node)
+        label = next(iter(each.lines())).removesuffix(" allocated")
+        memory.append([each.rank, label, first, end, each.reserved is not None])
+    if found:
+        held = [each.allocated * 0 if each.reserved is None else each.reserved for each in found]
+        columns.add("memory_time", units(np.concatenate([each.time_ns for each in found])), delta=True)
+        for name, levels in (("allocated", [each.allocated for each in found]), ("reserved", held)):
+            columns.add(f"memory_{name}", np.concatenate(levels).astype(np.float64))
+    return memory

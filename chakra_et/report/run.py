@@ -16,7 +16,7 @@ from chakra_et.diagnose.rates import KernelClass, Rates, find_rates, kernel_clas
 from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import kinds_of_edges, parents, texts
+from chakra_et.et.node_attributes import kinds_of_edges, parents
 from chakra_et.et.sets import RankSet
 from chakra_et.files import read_json
 from chakra_et.redact import redacted
@@ -121,19 +121,8 @@ class ReportRun:
     def node_kinds(self) -> np.ndarray:
         """Index into ``NODE_KINDS`` of each node, int64[N]."""
         kind = self.job.kind.copy()
-        kind[self.codes("kind", ("annotation",))[0] == 0] = ANNOTATION
+        kind[self.graph.codes("kind", ("annotation",))[0] == 0] = ANNOTATION
         return kind
-
-    def codes(self, attribute: str, known: Sequence[str] = ()) -> tuple[np.ndarray, list[str]]:
-        """A text attribute of all ranks as (index int64[N], -1 for none; texts). The texts are ``known``, or
-        where that is empty, those that occur."""
-        table = {text: at for at, text in enumerate(known)}
-        found = []
-        for trace in self.traces:
-            values, index = texts(trace, attribute)
-            codes = [table.get(text, -1) if known else table.setdefault(text, len(table)) for text in values]
-            found.append(np.array([*codes, -1], dtype=np.int64)[index])
-        return self.graph.gather(found), list(table)
 
     @cached_property
     def edge_kinds(self) -> np.ndarray:

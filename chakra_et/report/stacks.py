@@ -127,7 +127,7 @@ def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) 
     order = np.argsort(run.start_ns[own], kind="stable")
     on_thread = {label: own[order][lane[order] == at] for at, (_, label) in labels.items()}
     is_operator = run.node_kinds == NODE_KINDS.index("operator")
-    (module, modules), (code, names) = run.codes("module"), run.names
+    (module, modules), (code, names) = run.graph.codes("module"), run.names
     held, count = Counter[str](), Counter[str]()
     for block, event in blocks.values():
         moment, owner = round(as_number(event.ts, 0) * 1000) + shift, OUTSIDE

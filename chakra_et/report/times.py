@@ -190,8 +190,8 @@ def idle_time(run: ReportRun) -> list[list[int]] | None:
 
 def by_module(run: ReportRun) -> list[Module]:
     """The modules in the order of their paths; empty where none are recorded."""
-    module, paths = run.codes("module")
-    phase, _ = run.codes("phase", PHASES)
+    module, paths = run.graph.codes("module")
+    phase, _ = run.graph.codes("phase", PHASES)
     known = np.flatnonzero(module >= 0)
     kind = run.node_kinds[known]
     module, phase = module[known], phase[known]
@@ -271,7 +271,7 @@ def _paths(run: ReportRun, code: np.ndarray, names: list[str]) -> tuple[np.ndarr
             name_of.append(name)
         return at
 
-    module, modules = run.codes("module")
+    module, modules = run.graph.codes("module")
     place: dict[str, int] = {}
     root_of = []
     for each in modules:

@@ -90,6 +90,17 @@ class ReplayGraph:
             codes.append(code[trace.names.index])
         return self.gather(codes), [text.decode("utf-8", "replace") for text in known]
 
+    def codes(self, attribute: str, known: Sequence[str] = ()) -> tuple[np.ndarray, list[str]]:
+        """A text attribute of all nodes as (index int64[N], -1 for none; texts). The texts are ``known``, or
+        where that is empty, those that occur."""
+        table = {text: at for at, text in enumerate(known)}
+        found = []
+        for trace in self.traces:
+            values, index = texts(trace, attribute)
+            codes = [table.get(text, -1) if known else table.setdefault(text, len(table)) for text in values]
+            found.append(np.array([*codes, -1], dtype=np.int64)[index])
+        return self.gather(found), list(table)
+
     def gather(self, columns: list[np.ndarray]) -> np.ndarray:
         """One column per trace, in row order, as one array in node order."""
         return np.concatenate(columns)[self.in_rows]

@@ -11,7 +11,6 @@ import numpy as np
 from chakra_et.arrays import coded, medians
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.et.node_attributes import texts
 from chakra_et.job.mesh import dp_ranks_of, stages_of
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
@@ -307,14 +306,10 @@ def _steps(run: Run) -> list[int]:
 
 def _optypes(run: Run) -> tuple[list[str], np.ndarray]:
     """The names of the types, and each node's index into them."""
-    phases, columns, graph = [""], [], run.graph
-    for trace in graph.traces:
-        known, index = texts(trace, "phase")
-        phases += [each for each in known if each not in phases]
-        codes = np.array([*map(phases.index, known), 0])  # the last for nodes of none
-        columns.append(codes[index])
-    code = graph.gather(columns) * len(KINDS) + run.kind
-    names = [f"{phase}-{kind}".lstrip("-") for phase in phases for kind in KINDS]
+    graph = run.graph
+    index, phases = graph.codes("phase")
+    code = (index + 1) * len(KINDS) + run.kind
+    names = [f"{phase}-{kind}".lstrip("-") for phase in ("", *phases) for kind in KINDS]
     collective = graph.attribute("comm_type", -1)
     for node_type in (NodeType.COMM_SEND, NodeType.COMM_RECV):
         code[graph.types == node_type] = len(names)
