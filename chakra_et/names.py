@@ -83,7 +83,7 @@ class RunFiles:
 
     @property
     def first_et_file(self) -> Path:
-        """Rank 0's .et file again, for runs of one rank."""
+        """Rank 0's .et file again, under the name of the run."""
         return self.folder / f"{self.name}.et"
 
     @property

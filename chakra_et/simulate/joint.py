@@ -25,9 +25,9 @@ _LIMIT_NS = 2**62
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lane of each node, ``lane[N]``, and ``nodes[N]`` by lane and position, in which node i has the
-    ``spot[i]``; lane L begins at spot ``first[L]``. A node that is on no thread, stream or communicator has a
-    lane to itself."""
+    """``lane[N]``: the lane of each node. ``nodes[N]``: all nodes, by lane and then by position; node i is
+    at ``spot[i]`` of these, and lane L begins at spot ``first[L]``. A node that is on no thread, stream or
+    communicator has a lane to itself."""
 
     lane: np.ndarray
     nodes: np.ndarray

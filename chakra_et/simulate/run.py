@@ -1,5 +1,5 @@
-"""All ranks of a run, read once, and when its nodes start and end in the setting in which it was measured, or
-in another one, where transfers that overlap on a link share it."""
+"""All ranks of a run as one value, and when its nodes start and end: as it was measured, or in another
+setting, where transfers that overlap on a link share it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _ATTEMPTS = 50
 class Setting:
     """What a run depends on. ``graph``: nodes and dependencies; ``own_ns[N]``: how long each node runs;
     ``lasting_ns[N]``: how long a matched communication runs on after its last member has started, int64.
-    ``demand``: where the network was changed, what the K operations of matched communication take on a link
-    that nothing else uses (see ``share``), in latency and calls, in which the link is free, and at least, as
-    the ranks themselves need it; float64 ns. ``doubts``: by how much each node may last longer for one cause
-    (of ``own_ns``, of ``lasting_ns``), one standard deviation. ``notes``: what was assumed, one sentence
-    each."""
+    ``demand``, where the network was changed, of the K operations of matched communication, float64 ns: what
+    each takes on a link that nothing else uses (see ``share``); its latency and calls, during which the link
+    is free; and the least that the ranks themselves need. ``doubts``: by how much each node may last longer
+    for one cause (of ``own_ns``, of ``lasting_ns``), one standard deviation. ``notes``: what was assumed, one
+    sentence each."""
 
     graph: ReplayGraph
     own_ns: np.ndarray
