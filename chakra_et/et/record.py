@@ -142,10 +142,8 @@ def check(
     if len(files) < world:
         absent = list_ranks([rank for rank in range(min(world, 1 << 16)) if rank not in files])
         without = "" if alone else f" (without {absent})"
-        notes.append(
-            f"{run.name}: {len(files)} of {world} ranks{without}: waiting for the others counts as "
-            "communication"
-        )
+        counts = "waiting for the others counts as communication"
+        notes.append(f"{run.name}: {len(files)} of {world} ranks{without}: {counts}")
     return world, problems + notes
 
 
@@ -155,8 +153,8 @@ def _changed(run: RunFiles, files: Mapping[int, Path], listed: Mapping[int, Any]
     for rank, path in files.items():
         size, place = path.stat().st_size, identity(path)
         expected = listed.get(rank)
-        if expected and size == expected[0]:
-            known.setdefault(place, (size, sha256(path)))
+        if expected and size == expected[0] and place not in known:
+            known[place] = size, sha256(path)
         if expected is None or known.get(place) != expected:
             return [f"{path} isn't the file that the conversion wrote"]
     there = sha256(run.groups_file) if run.groups_file.is_file() else None

@@ -11,6 +11,7 @@ import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
 
+_CUT = re.compile(r'"steps-unfinished:(\d{1,18})"')
 _STEP_NAME = re.compile(rb"ProfilerStep#(\d{1,18})")
 
 
@@ -61,25 +62,25 @@ def step_times(trace: ExecutionTrace) -> tuple[list[str], np.ndarray, np.ndarray
 
 
 def about_steps(traces: Sequence[ExecutionTrace]) -> list[str]:
-    """A sentence on the steps of a run with and without recording, if its conversion knew of them."""
+    """Sentences on a run's steps: those left out, and what they take with and without recording, if known."""
     of_graph = []
     for trace in traces if any("steps_micros" in trace.metadata for trace in traces) else ():
         _, rows, lasted = step_times(trace)
         if lasted is None or not len(rows) or trace.metadata.get("predicted"):
             return []
         of_graph.append(float(np.mean(lasted)) / 1000)
-    return steps_sentence([trace.metadata for trace in traces], of_graph)
+    metadata = [trace.metadata for trace in traces]
+    cut = {step for of in metadata for step in _CUT.findall(str(of.get("conversion_report")))}
+    left_out = [f"ProfilerStep#{step} is left out, as its recording was cut" for step in sorted(cut, key=int)]
+    return left_out + steps_sentence(metadata, of_graph)
 
 
 def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[float]) -> list[str]:
     """``about_steps`` from the metadata of the ranks' files and the mean step of each; of the slowest
     rank."""
     try:
-        known = [
-            msgspec.json.decode(str(of["steps_micros"]), type=_StepFacts)
-            for of in metadata
-            if "steps_micros" in of
-        ]
+        decode = msgspec.json.Decoder(_StepFacts).decode
+        known = [decode(str(of["steps_micros"])) for of in metadata if "steps_micros" in of]
     except (msgspec.MsgspecError, UnicodeError):
         return ["steps_micros of a file's metadata can't be read: what untraced steps take isn't known"]
     if not known or len(known) != len(graph_us):

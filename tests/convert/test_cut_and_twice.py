@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from chakra_et.convert.inputs import load_run
 from chakra_et.convert.pair import PairOptions, convert_pair
 from chakra_et.convert.rank import RankResult
 from chakra_et.convert.runs import RunOptions, SetResult, convert_sets
@@ -55,6 +56,8 @@ def test_a_last_step_with_a_small_part_of_the_operators_is_left_out(
     assert len(names) == left and rank.report.conserved()
     cut = len(counts) - left
     assert rank.report.warnings.get(f"steps-unfinished:{len(counts) - 1}", 0) == cut
+    told = f"ProfilerStep#{len(counts) - 1} is left out, as its recording was cut"
+    assert (told in load_run(str(tmp_path / "run_device.json")).notes) == bool(cut)
     kernels = rank.report.nodes_by_kind["kernel"]
     assert kernels == sum(counts[:left])
 
