@@ -72,8 +72,6 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "group-default": "communication without a recorded group: the default group",
         "group-by-stream": "communication without a recorded group: one group per stream",
         "structure-differs": "operators that aren't in the step with recorded tensors: kept without",
-        "communication-unfinished": "CPU communication whose record had not ended when the recording "
-        "stopped: size taken from its call, end from the first use of its data",
         "communication-ends-late": "CPU communication whose record ends after the thread that waited for it "
         "went on: cut to that time",
         "stream-wait-inferred": "stream waits without cuda_sync records, inferred from the order of calls",

@@ -54,7 +54,6 @@ Job.with_network(topology: str | None = None, *, bandwidth: str | None = None, l
 -> Job
 Table.arrow() -> Any
 Table.pandas() -> Any
-Table.polars() -> Any
 Table.rows() -> list[dict[str, Any]]
 """
 COLUMNS = {

@@ -1,7 +1,8 @@
 """What gloo doesn't record of its operations: the process group, and when its threads have ended them.
 
 NCCL's records name the group; gloo's operators don't. Inside ``named_groups``, every operation that Python
-calls on a group runs within a record function ``process_group:NAME``, which the converter reads.
+calls on a group runs within a record function ``process_group:NAME (N bytes)``, which the converter reads:
+the tensors of operators are recorded in one step only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.distributed import ProcessGroup
 
@@ -38,10 +40,18 @@ def named_groups() -> Iterator[None]:
 def _labelled(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def call(group: ProcessGroup, *args: Any, **options: Any) -> Any:
-        with record_function(f"{PREFIX}{group.group_name}"):
+        sent = next(filter(None, map(_bytes, reversed(args))), 0)  # inputs follow outputs
+        with record_function(f"{PREFIX}{group.group_name} ({sent} bytes)"):
             return operation(group, *args, **options)
 
     return call
+
+
+def _bytes(value: Any) -> int:
+    """Of a tensor, or of all in nested lists."""
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes, value))
+    return value.nbytes if isinstance(value, Tensor) else 0
 
 
 def threads() -> list[int]:

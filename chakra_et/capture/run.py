@@ -109,9 +109,9 @@ class _RunTrace:
     def following(self) -> Iterator[None]:
         """Count the steps in this process and those that it starts, and finish the trace however it ends."""
         _RunTrace.follows = True
-        _after_each_call(self.step, self.step_on)
+        handles = _after_each_call(self.step, self.step_on)
         if not self.step_on:
-            _after_each_step(self.step)
+            _after_each_step(self.step, handles)
         create: Any = BaseProcess.__init__
 
         def create_followed(process: Any, *values: Any, **options: Any) -> None:
@@ -193,9 +193,9 @@ def _uncompiled(call: Callable[[Any], None]) -> Callable[[Any], None]:
     return torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call
 
 
-def _after_each_call(call: Callable[[Any], None], name: str) -> None:
+def _after_each_call(call: Callable[[Any], None], name: str) -> list[Any]:
     """Call ``call(module)`` after each outermost call of a module: of class ``name`` or, if that is empty,
-    without gradients and until the first optimizer is created."""
+    without gradients. Returns the handles of the hooks."""
     import torch
     from torch.nn.modules import module as modules
 
@@ -211,23 +211,15 @@ def _after_each_call(call: Callable[[Any], None], name: str) -> None:
             if not inside:
                 _uncompiled(call)(module)
 
-    handles = [
+    return [
         modules.register_module_forward_pre_hook(enter),
         modules.register_module_forward_hook(leave, always_call=True),
     ]
-    create: Any = torch.optim.Optimizer.__init__
-
-    def create_optimizer(self: Any, *values: Any, **options: Any) -> None:
-        for handle in handles:
-            handle.remove()
-        create(self, *values, **options)
-
-    if not name:
-        torch.optim.Optimizer.__init__ = create_optimizer  # type: ignore[method-assign]
 
 
-def _after_each_step(call: Callable[[Any], None]) -> None:
-    """Call ``call(optimizer)`` after each step of every optimizer that is created from now on."""
+def _after_each_step(call: Callable[[Any], None], handles: list[Any]) -> None:
+    """Call ``call(optimizer)`` after each step of every optimizer that is created from now on. The first one
+    removes the hooks of ``handles``."""
     from torch.optim import Optimizer
 
     hook: Any = Optimizer.profile_hook_step
@@ -236,6 +228,8 @@ def _after_each_step(call: Callable[[Any], None]) -> None:
     # recording would cut in two.
     def profile_hook_step(function: Any) -> Any:
         step = hook(function)
+        for handle in handles:
+            handle.remove()
 
         @functools.wraps(step)
         def counted(self: Any, *values: Any, **options: Any) -> Any:

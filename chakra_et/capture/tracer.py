@@ -116,7 +116,7 @@ class ChakraTracer:
         self._recorder = Recorder(**self.schedule, memory=self.memory)
         with self._guarded():
             self.files.prepare()
-            if len(self._groups) > 1 and self._backend != "nccl":
+            if self._groups and self._backend != "nccl":
                 self._groups_named.enter_context(gloo.named_groups())
             self._recorder.start(self.files.unfinished("host"))
         atexit.unregister(gloo.wait_until_idle)  # once per process, however many traces it makes

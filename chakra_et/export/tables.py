@@ -39,7 +39,7 @@ class Table:
     """Columns of equal length by name. ``table["name"]`` is a list; None stands for a missing value.
 
     ``pandas.DataFrame.from_arrow(table)``, ``polars.DataFrame(table)`` and ``pyarrow.table(table)`` read it
-    through the Arrow C stream; ``arrow()``, ``pandas()`` and ``polars()`` do the same. These need pyarrow.
+    through the Arrow C stream; ``arrow()`` and ``pandas()`` do the same. These need pyarrow.
     """
 
     def __init__(self, columns: dict[str, list[Any]]) -> None:
@@ -81,12 +81,6 @@ class Table:
         import pandas
 
         return pandas.DataFrame(self.columns)
-
-    def polars(self) -> Any:
-        """A ``polars.DataFrame``."""
-        import polars
-
-        return polars.from_arrow(self.arrow())
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """The Arrow PyCapsule interface."""

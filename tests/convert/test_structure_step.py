@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.convert.graph.communication_arguments import started_by
+from chakra_et.convert.graph.communication_arguments import marks, started_by
 from chakra_et.convert.graph.link import aligned
 from chakra_et.convert.graph.linked import _matched
 
@@ -33,8 +33,8 @@ def pairs(trace: Any, structure: int, groups: dict[int, str] | None = None) -> d
     """Row of the structure step, which has the first ``structure`` rows → row of the next step."""
     rows = np.arange(len(trace.name))
     pooled = np.array([row for row in rows if trace.names[trace.name[row]].startswith("gloo:")])
-    started = started_by(trace, pooled, groups or {})
-    return dict(_matched(trace, rows[:structure], rows[structure:], started).tolist())
+    started = started_by(trace, pooled, groups or {}, marks(trace))
+    return dict(_matched(trace, rows[:structure], rows[structure:], started, marks(trace)).tolist())
 
 
 def test_operations_of_gloo_are_matched_by_calls_and_not_by_the_threads_that_took_them() -> None:
@@ -76,7 +76,8 @@ def test_a_call_of_another_thread_starts_no_operation_of_another_kind() -> None:
         ("process_group:1", 2, 0, 0), ("c10d::allgather_", 2, 1, 0), (CALL, 1, 2, 0), (GATHER, 7, 3, 0),
         (REDUCE, 8, 4, 0),
     )  # fmt: skip
-    assert started_by(trace, np.array([3, 4]), {7: "1", 8: "0"}).tolist() == [-1, -1, -1, 1, 2]
+    started = started_by(trace, np.array([3, 4]), {7: "1", 8: "0"}, marks(trace))
+    assert started.tolist() == [-1, -1, -1, 1, 2]
 
 
 def test_sequences_are_aligned_from_both_ends() -> None:
@@ -95,3 +96,22 @@ def test_a_call_that_starts_two_operations_has_both() -> None:
         (REDUCE, 8, 104, 0),
     )  # fmt: skip
     assert pairs(trace, 5) == {0: 5, 1: 6, 2: 7, 3: 8, 4: 9}
+
+
+def test_a_collective_whose_bytes_vary_keeps_those_of_its_own_step() -> None:
+    """An all-to-all of each step had the bytes of the step whose tensors are recorded."""
+    trace = device(
+        ("process_group:0 (8 bytes)", 1, 0, 1), (CALL, 1, 1, 2), (REDUCE, 7, 2, 3),
+        ("process_group:0 (12 bytes)", 1, 100, 0), (CALL, 1, 101, 0), (REDUCE, 7, 102, 0),
+    )  # fmt: skip
+    assert marks(trace) == {1: ("0", 8), 4: ("0", 12)}
+    assert pairs(trace, 3) == {0: 3, 1: 4}
+
+
+def test_calls_that_wait_for_a_thread_of_gloo_are_served_in_their_order() -> None:
+    """Three buckets were called before gloo began the first: the first had the bytes of the last."""
+    trace = device(
+        (CALL, 1, 0, 0), (CALL, 1, 1, 0), (CALL, 1, 2, 0), (REDUCE, 7, 3, 0), (REDUCE, 8, 4, 0),
+        (REDUCE, 7, 5, 0),
+    )  # fmt: skip
+    assert started_by(trace, np.arange(3, 6), {}, {}).tolist() == [-1, -1, -1, 0, 1, 2]

@@ -203,18 +203,6 @@ def test_thread_that_resumed_long_before_did_not_wait(tmp_path: Path) -> None:
     assert ("gloo:all_reduce", 15, 9100) in stages.nodes() and stages.replayed()
 
 
-def test_all_reduce_that_had_not_ended_when_the_recording_stopped_ends_before_its_use(tmp_path: Path) -> None:
-    """Its record ends with the recording, and the host trace lacks it."""
-    events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 9000, op("copy", 200, 20, 30))
-    events += [op("optimizer", 230, 8000, 31)]
-    events[0]["dur"] = 8500
-    stages = Stages(tmp_path, events, [nodes[0], node("copy", 30, [tensor(3, 50)])], lost=[21])
-    assert ("gloo:all_reduce", 15, 200) in stages.nodes() and stages.replayed()
-    assert ("gloo:all_reduce", "copy") in stages.edges(EdgeKind.COLLECTIVE)
-    assert stages.communication.items[0].size == 200
-    assert stages.communication.findings["communication-unfinished"] == 1
-
-
 def test_waits_whose_data_is_used_after_the_next_collective(tmp_path: Path) -> None:
     """Two all-reduces that block, then the use of both: the first one's record ended late."""
     events, nodes = preempted(9000)

@@ -78,6 +78,7 @@ def test_process_groups_are_left_as_they_were() -> None:
 
 
 def test_the_names_agree_with_the_converter() -> None:
-    from chakra_et.convert.graph.groups import GROUP_MARK
+    from chakra_et.convert.graph.communication_arguments import GROUP_MARK
 
-    assert gloo.PREFIX == GROUP_MARK
+    found = GROUP_MARK.fullmatch(f"{gloo.PREFIX}a (b) (3 bytes)")
+    assert found and found.groups() == ("a (b)", "3")

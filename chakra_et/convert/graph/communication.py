@@ -54,7 +54,6 @@ class Communication:
     - ``size``: bytes that this rank contributes (the shard of an all-gather) or receives (COMM_RECV); 0 if
       not recorded, 1 for a barrier or an empty tensor: no simulator ends one of 0 bytes
     - ``peer``: global rank of the other side of a message, -1 if unknown
-    - ``ended``: whether it ended before the recording stopped
     - ``sequence``: index among the collectives of its group, from 0
     - ``in_split``, ``out_split``: rows that an uneven all-to-all sends to and gets from each member
     - ``part``: index among the messages of one kernel
@@ -75,7 +74,6 @@ class Communication:
     storages: frozenset[int] = frozenset()
     api: str = ""
     part: int = 0
-    ended: bool = True
     in_split: str = ""
     out_split: str = ""
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import re
+from bisect import bisect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +25,8 @@ from chakra_et.traces.host import HostTrace, tensors
 
 LAUNCHERS = ("c10d::", "_c10d_functional")
 """Prefixes of operators that start communication."""
-GROUP_MARK = "process_group:"
-"""Beginning of our tracer's annotation around a call of a process group."""
+GROUP_MARK = re.compile(r"process_group:(.*?)(?: \((\d+) bytes\))?")
+"""Our tracer's annotation around a call of a process group: its name, and what the rank sends."""
 RECENT = 64  # more operations don't wait for a thread of their backend
 # Functional operators that only pass on or wait for a result.
 _NOT_LAUNCHERS = ("wait_tensor", "_wrap_tensor_autograd")
@@ -100,11 +101,11 @@ def _facts(values: Iterable[Any]) -> Facts:
 
 class Around:
     """Access to the operators around an event, and to their arguments. ``launchers``: the rows of the
-    operators that start communication, by time."""
+    operators that start communication, by time; ``marks``: see the function."""
 
     def __init__(self, host: HostTrace, device: DeviceTrace, linked: np.ndarray, parent: np.ndarray) -> None:
         self.host, self.device, self.linked, self._parent = host, device, linked, parent
-        self.launchers = launchers(device)
+        self.launchers, self.marks = launchers(device), marks(device)
 
     def chain(self, row: int) -> list[int]:
         """``row`` and the events around it, innermost first."""
@@ -217,7 +218,19 @@ def launchers(device: DeviceTrace) -> np.ndarray:
     return np.flatnonzero(starts & (device.category < KERNEL))
 
 
-def started_by(device: DeviceTrace, rows: np.ndarray, group_of: Mapping[int, str]) -> np.ndarray:
+def marks(device: DeviceTrace) -> dict[int, tuple[str, int]]:
+    """Launcher → its group and the bytes that it sends (0: not recorded), by our tracer's annotation around
+    it."""
+    on_thread = np.argsort(device.thread, kind="stable")
+    at = np.flatnonzero(named(device, GROUP_MARK.fullmatch)[on_thread[:-1]])
+    names = (device.names[code] for code in device.name[on_thread[at]].tolist())
+    found = zip(on_thread[at + 1].tolist(), map(GROUP_MARK.fullmatch, names), strict=True)
+    return {row: (mark[1], int(mark[2] or 0)) for row, mark in found if mark}
+
+
+def started_by(
+    device: DeviceTrace, rows: np.ndarray, group_of: Mapping[int, str], marked: Mapping[int, tuple[str, int]]
+) -> np.ndarray:
     """int64[rows of the trace]: for ``rows``, operations on the threads of a CPU backend, the row of the
     launcher; -1 for none and for all others.
 
@@ -229,29 +242,20 @@ def started_by(device: DeviceTrace, rows: np.ndarray, group_of: Mapping[int, str
     at = np.searchsorted(device.rf_id[by_id], device.rf_id[rows[known]]) - 1
     found = np.full(len(device.name), -1)
     found[rows[known]] = np.append(by_id, -1)[at]
-    on_thread = np.argsort(device.thread, kind="stable")
-    same, around = np.diff(device.thread[on_thread]) == 0, device.name.copy()
-    around[on_thread[1:][same]] = device.name[on_thread[:-1][same]]
-    # Launcher → whether it has no operation yet, its kind, and the annotation around it.
-    recent: dict[int, tuple[bool, Operation | None, str]] = {}
-    starts = starts[named(device, lambda name: name.startswith(LAUNCHERS[0]))[starts]]
-    for row in np.sort(np.append(np.setdiff1d(starts, found), rows[~known])).tolist():
-        name, mark = (device.names[column[row]] for column in (device.name, around))
-        kind = operation_named(name)
-        if name.startswith(LAUNCHERS):
-            recent[row] = True, kind, mark
-            if len(recent) > RECENT:
-                del recent[next(iter(recent))]
-            continue
-        own = GROUP_MARK + group_of.get(int(device.thread[row]), "")
-        fits = [
-            (free and of_kind is kind, free, launch)
-            for launch, (free, of_kind, mark) in recent.items()
-            if own in (GROUP_MARK, mark) or GROUP_MARK not in mark
-        ]
+    is_c10d = named(device, lambda name: name.startswith(LAUNCHERS[0]))
+    calls = np.setdiff1d(starts[is_c10d[starts]], found).tolist()
+    kinds = {at: operation_named(device.names[device.name[at]]) for at in (*calls, *rows.tolist())}
+    free, queues = set(calls), dict[tuple[str, int], list[int]]()
+    for row in rows[~known].tolist():
+        own, until = group_of.get(int(device.thread[row]), ""), bisect(calls, row)
+        recent = calls[max(until - RECENT, 0) : until]
+        fits = [at for at in recent if not own or marked.get(at, ("", 0))[0] in ("", own)]
         if fits:
-            found[row] = launch = max(fits)[-1]
-            recent[launch] = False, *recent[launch][1:]
+            found[row] = max(fits, key=lambda at: (at in free and kinds[at] is kinds[row], at in free, at))
+            free.discard(int(found[row]))
+            queues.setdefault((own, int(device.name[row])), []).append(row)
+    for queue in queues.values():  # first in, first out
+        found[queue] = np.sort(found[queue])
     return found
 
 

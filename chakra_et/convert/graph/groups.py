@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.convert.graph.communication import BY_STREAM, Group
-from chakra_et.convert.graph.communication_arguments import GROUP_MARK, LAUNCHERS, Around, Facts, started_by
+from chakra_et.convert.graph.communication_arguments import LAUNCHERS, Around, Facts, started_by
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.fields import MAX_RANKS, as_number
@@ -40,7 +40,7 @@ class Groups:
         # And those in single events.
         single = [(a.group_name, a.group_description, a.group_ranks) for a in device.communication.values()]
         single += [(a.get("pg_name"), a.get("pg_desc"), None) for a in host.communication.values()]
-        single += [(n.removeprefix(GROUP_MARK), "", None) for n in device.names if n.startswith(GROUP_MARK)]
+        single += [(name, "", None) for name, _ in around.marks.values()]
         found: dict[str, Group] = {}
         for name, description, ranks in single:
             group = Group("" if name is None else str(name), str(description or ""), read_ranks(ranks))
@@ -57,13 +57,13 @@ class Groups:
         self.of_thread = {at: self.declared[of] for at, of in gloo_threads(device, manifest).items()}
 
     def _named_by(self, launch: int) -> Group | None:
-        """The group of a launcher: by an enclosing ``process_group:NAME``, which our tracer writes, or by the
+        """The group of a launcher: by our tracer's annotation around it, or by the
         last text argument of a functional collective."""
         around = self.around
+        if launch in around.marks:
+            return self.by_name.get(around.marks[launch][0])
         for at in around.chain(launch):
             name = around.name(at)
-            if name.startswith(GROUP_MARK):
-                return self.by_name[name.removeprefix(GROUP_MARK)]
             if name.startswith(LAUNCHERS[1]):
                 texts = [value for value in around.values(at) if isinstance(value, str | int)]
                 last = texts[-1] if texts else True
@@ -98,9 +98,9 @@ class Groups:
         own, and around the call. Without it the default group is assumed.
         """
         device, names = self.around.device, {at: group.name for at, group in self.of_thread.items()}
-        threads, starts = device.thread[rows].tolist(), started_by(device, rows, names)[rows].tolist()
-        pairs = zip(threads, starts, strict=True)
-        groups = [self.of_thread.get(at) or self.of_launcher.get(start) for at, start in pairs]
+        starts = started_by(device, rows, names, self.around.marks)[rows].tolist()
+        by_thread = map(self.of_thread.get, device.thread[rows].tolist())
+        groups = [of or self.of_launcher.get(start) for of, start in zip(by_thread, starts, strict=True)]
         mine = [each for each in self.declared.values() if not each.ranks or self.rank in (-1, *each.ranks)]
         findings.add("group-default", groups.count(None) if len(mine) > 1 else 0)
         return list(zip(rows.tolist(), starts, [group or self.default for group in groups], strict=True))

@@ -104,7 +104,6 @@ def describe(
         item = _on_cpu(around, row, launch, group)
         if item is not None:
             items.append(item)
-            findings.add("communication-unfinished", not item.ended)
     # An absurd size, peer or tag (from a damaged or hostile trace) is not recorded.
     items = [
         replace(
@@ -310,21 +309,16 @@ def _kind(item: Communication) -> tuple[object, ...]:
 def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communication | None:
     """A CPU backend's operator, such as ``gloo:all_reduce``. ``launch``: row that started it, -1 for none."""
     api = around.name(launch if launch >= 0 else row)
-    what = operation_named(around.name(row))
     # The launcher has the requested operation: gloo runs a reduce-scatter as an all-reduce, for example.
-    requested = operation_named(api)
+    what, requested = operation_named(around.name(row)), operation_named(api)
     if what is None or type(requested) is type(what):
         what = requested
     if what is None:
         return None
     own, arguments = around.tensors(row), around.tensors(launch)
-    # PyTorch's observer writes an operator when it ends. gloo's worker frees those who wait for an operation
-    # before it ends its record, so on a busy machine the recording of the last step may stop in between.
-    ended = launch < 0 or around.linked[launch] < 0 or around.linked[row] >= 0
-    given = own if ended else around.given(launch)
-    size = sum(each for each, _ in given)
-    if not size and what is CollectiveType.SCATTER:
-        size = arguments[0][0] if arguments else 0  # not the root: its output is the shard
+    # The host trace lacks what had not ended when its recording stopped, and what other steps do.
+    given, (_, marked) = own or around.given(launch), around.marks.get(launch, ("", 0))
+    size = (marked if not own else 0) or sum(each for each, _ in given)
     values = around.values(launch)
     item = Communication(
         event=row,
@@ -336,7 +330,6 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
         dtype=around.dtype(row) or around.dtype(launch),
         api=api,
         storages=frozenset(storage for _, storage in (*own, *arguments) if storage >= 0),
-        ended=ended,
     )
     if isinstance(what, CollectiveType):
         sent, got = around.splits(launch, Facts()) if what is CollectiveType.ALL_TO_ALL else ("", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from chakra_et.arrays import coded_pairs, rows_by_value
 from chakra_et.convert.graph import timeline
 from chakra_et.convert.graph.communication import Communications
-from chakra_et.convert.graph.communication_arguments import started_by
+from chakra_et.convert.graph.communication_arguments import GROUP_MARK, marks, started_by
 from chakra_et.convert.graph.groups import gloo_threads
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
 from chakra_et.convert.graph.launches import (
@@ -183,14 +183,15 @@ def with_structure(
     if not len(begins):
         step_of = np.where(device.start <= ended, 1, 0)
     pooled = np.flatnonzero(named(device, lambda name: name.startswith(POOLED)))
-    started = started_by(device, pooled, gloo_threads(device, groups))
+    marked = marks(device)
+    started = started_by(device, pooled, gloo_threads(device, groups), marked)
     step_of = np.where(started >= 0, step_of[started], step_of)
     host_row, record = linked.copy(), device.rf_id.copy()
     ids = int(record.max()) + 1
     source = np.flatnonzero(on_cpu & (step_of == 0) & (device.start >= began) & ~measured)
     for step in range(1, len(begins) + 1):
         rows = np.flatnonzero(on_cpu & (step_of == step))
-        like, same = _matched(device, source, rows, started).T
+        like, same = _matched(device, source, rows, started, marked).T
         host_row[same] = host_row[like]
         own = device.rf_id[like]
         record[same] = np.where(own > 0, own + (step - 1) * ids, own)
@@ -201,11 +202,18 @@ def with_structure(
     return kept, per_operator, device, host_row, likeness
 
 
-def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray, started: np.ndarray) -> np.ndarray:
+def _matched(
+    device: DeviceTrace,
+    source: np.ndarray,
+    rows: np.ndarray,
+    started: np.ndarray,
+    marked: Mapping[int, object],
+) -> np.ndarray:  # fmt: skip
     """Pairs of rows int64[K, 2]. Threads that are new in each step are matched with those that did the same;
     what is left, regardless of the thread, and at last the launchers alone. Operations of gloo, which any of
-    a group's threads works on, are matched like the operators that ``started`` them."""
+    a group's threads works on, are matched like the operators that ``started`` them, if ``marked`` alike."""
     code = np.where(named(device, lambda name: name.startswith(STEP)), -1, device.name)
+    code = np.where(named(device, GROUP_MARK.fullmatch), -2, code)
     found: list[tuple[int, int]] = []
 
     def match(first: np.ndarray, second: np.ndarray) -> None:
@@ -221,7 +229,8 @@ def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray, started:
     match(*(side[np.isin(side, started) & ~np.isin(side, found)] for side in sides))
     old, new = (rows_by_value(started, side[started[side] >= 0]) for side in (source, rows))
     for like, call in [pair for pair in found if pair[0] in old and pair[1] in new]:
-        found += zip(old[like].tolist(), new[call].tolist(), strict=False)
+        if marked.get(like) == marked.get(call):
+            found += zip(old[like].tolist(), new[call].tolist(), strict=False)
     return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 

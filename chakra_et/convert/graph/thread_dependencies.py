@@ -65,9 +65,6 @@ def _communication(rank: LinkedRank, found: Dependencies) -> None:
         if lane not in callers:
             callers[lane] = _Caller(rank, lane, users)
         caller = callers[lane]
-        if not item.ended:
-            used = caller.uses(item, max(begin, issued))
-            end = min(end, used) if used is not None else end
         resumed = caller.resumed_before(item, begin, issued, end)
         if resumed is not None:
             end = resumed
