@@ -57,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if form in tables.WRITERS:
         run = load(chosen)
         paths = {path_of(f"{output}_{name}.{form}"): table for name, table in tables.TABLES.items()}
-        with scratch_folder(next(iter(paths))) as scratch:  # all of them, or none
+        with scratch_folder(next(iter(paths))) as scratch:
             for path, table in paths.items():
                 _write(scratch / path.name, partial(tables.WRITERS[form], table(run)), path)
+            for path in paths:  # old and new tables are never beside each other
+                path.unlink(missing_ok=True)
             for path in paths:
                 move(scratch / path.name, path)
         print(f"{len(run.graph):,} nodes, {len(run.graph.source):,} dependencies")

@@ -13,6 +13,7 @@ from typing import IO
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.export import command as export_command
 from chakra_et.export import tables
 from chakra_et.export.tables import SHEETS, TABLES, dictionary
 from tests.report.made_run import made_run, write_run
@@ -144,6 +145,29 @@ def test_tables_are_there_together_or_not_at_all(tmp_path: Path, monkeypatch: py
     write_run(tmp_path)
     assert main(["export", str(tmp_path / "made"), "--format", "csv"]) == 2
     assert len(written) == 3 and not list(tmp_path.glob("*made_*.csv")) and not list(tmp_path.glob(".*"))
+
+
+def test_tables_of_two_exports_are_never_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between two renames left some tables of the new export beside old ones."""
+    write_run(tmp_path)
+    command = ["export", str(tmp_path / "made"), "--format", "csv"]
+    assert main(command) == 0
+    old = {path: path.stat().st_ino for path in tmp_path.glob("made_*.csv")}
+    assert len(old) == len(tables.TABLES)
+
+    moved: list[Path] = []
+
+    def move_two(source: Path, target: Path) -> None:
+        if len(moved) == 2:
+            raise OSError("killed")
+        moved.append(source.replace(target))
+
+    monkeypatch.setattr(export_command, "move", move_two)
+    assert main(command) == 2
+    left = list(tmp_path.glob("made_*.csv"))
+    assert len(left) == 2 and all(path.stat().st_ino != old[path] for path in left)
 
 
 def test_parquet_tables(tmp_path: Path) -> None:
