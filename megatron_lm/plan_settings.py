@@ -80,7 +80,7 @@ def settings(plan: Plan) -> dict[str, str]:
         "VIRTUAL_STAGES": str(plan.virtual_stages),
         "SEQUENCE_PARALLEL": conf.text_of(options.sequence_parallel and tp > 1),
         "RECOMPUTE": plan.choices[0].recompute if plan.choices else options.recompute,
-        "ATTENTION": options.attention,
+        "ATTENTION": options.attention.rstrip("2"),
         "SHARDED_OPTIMIZER": conf.text_of(options.zero == 1),
         # Of 16 bits, the user chooses which.
         **({"PRECISION": "fp32"} if options.precision == "fp32" else {}),

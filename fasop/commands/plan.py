@@ -27,6 +27,7 @@ from fasop.output import report
 from fasop.plans.options import Attention, Options, Recompute
 from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front, plans_json
 
+Numbers = Literal["mixed", "bf16", "fp8", "fp8-rows", "fp8-blocks", "mxfp8", "nvfp4", "fp32"]
 exact_flag = functools.partial(cli.option, exact_only=True)  # what the published tool doesn't have
 
 
@@ -60,11 +61,8 @@ class Config:
     zero: Literal[0, 1, 2, 3] = cli.option("ZeRO: 1 shards optimizer states, 2 gradients too, 3 all", 0)
     overlap: bool = exact_flag("gradients reduced during the last backward pass", False)
     sequence_parallel: bool = exact_flag("activations between tensor-parallel parts split by tokens", False)
-    attention: Attention = exact_flag("flash: one fused kernel that stores no scores", "unfused")
-    precision: Literal["mixed", "bf16", "fp8", "mxfp8", "nvfp4", "fp32"] = exact_flag(
-        "mixed, or bf16: 16 bits with fp32 master weights; fp8, mxfp8, nvfp4: layers' products in these",
-        "mixed",
-    )
+    attention: Attention = exact_flag("flash: a fused kernel, no scores stored; flash2: before 3", "unfused")
+    precision: Numbers = exact_flag("mixed, or bf16: fp32 master weights; fp8 to nvfp4: of products", "mixed")
     cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1, least=1)
     fsdp: bool = exact_flag("parameters sharded, communication overlapped (--zero 3 --overlap)", False)
     hsdp: int = exact_flag("--fsdp within groups of N GPUs, each with a copy of the parameters", 0, least=0)
@@ -133,13 +131,13 @@ class Config:
             "overlap": self.overlap or self.fsdp or self.hsdp > 0,
             "shard": self.hsdp,
             "sequence_parallel": self.sequence_parallel or modern,
-            "attention": "flash" if modern else self.attention,
-            "precision": "mixed" if self.precision == "bf16" else self.precision,
+            "attention": "flash" if modern and self.attention == "unfused" else self.attention,
+            "precision": self.precision.replace("bf16", "mixed").replace("-", " "),
         }
         if self.recompute != "auto":
             return [Options(**same)]
         # Stages that choose for themselves try every one; fused attention keeps no scores to compute again.
-        fused = same["attention"] == "flash"
+        fused = same["attention"] != "unfused"
         ways = ("none",) if self.per_stage else ("none", "full") if fused else get_args(Recompute)
         return [Options(**{**same, "recompute": way}) for way in ways]
 

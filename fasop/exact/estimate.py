@@ -18,6 +18,7 @@ from fasop.plans.layout import Layout, LayoutStage, Replica
 from fasop.plans.options import Options
 from fasop.plans.shapes import Group, Part, crowded, group_size, merged
 from fasop.schedule import deepspeed, one_f_one_b
+from fasop.schedule.events import in_flight
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Es
     ends = list(itertools.accumulate(layout.partition))
     for index, (stage, behind) in enumerate(zip(layout.stages, ends, strict=True)):
         units = slice(behind - stage.units, behind)
-        replicas.append(_replicas(passes, stage, units, min(count - index, layout.micro_batches), notes))
+        held = in_flight(index, count, layout.micro_batches, layout.virtual_stages)
+        replicas.append(_replicas(passes, stage, units, held, notes))
     slowest = [each.max(axis=0).tolist() for each in replicas]
     ended, p2p = _ends(passes, layout, [each[:, :2] for each in replicas])
     pipeline = max(end for end, _ in ended)
@@ -79,7 +81,7 @@ def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Es
 
 
 def _replicas(
-    passes: Passes, stage: LayoutStage, units: slice, in_flight: int, notes: dict[str, None]
+    passes: Passes, stage: LayoutStage, units: slice, held: float, notes: dict[str, None]
 ) -> np.ndarray:
     """Seconds of forward and backward per micro-batch, of reduction and update once per step, and GiB
     [replica, these]; those that are alike are computed once. notes: gets what was not measured.
@@ -112,9 +114,7 @@ def _replicas(
         if sizes is not None and stage.recompute == "none":
             kept, once = sizes[1][units] * mbs, np.zeros(len(kept))
         needs = np.array((once * ~is_layer).sum()), np.array((once * is_layer).max(initial=0.0))
-        memory = stage_gib(
-            model, options, (tp, ep, dp), (parameters, of_experts), kept.sum() * in_flight, needs
-        )
+        memory = stage_gib(model, options, (tp, ep, dp), (parameters, of_experts), kept.sum() * held, needs)
         rows = forward.sum(), backward.sum(), reduction, update + gather, memory + gpu.reserved_gib
         return [float(value) for value in rows]
 

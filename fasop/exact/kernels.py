@@ -124,7 +124,7 @@ def _attention(model: Model, tp: int, mbs: int, options: Options, whole: int) ->
             narrow = [Matmul(tokens, LORA_RANK, k), Matmul(tokens, n, LORA_RANK)]
             moved += [*narrow, Moved(3 * tokens * n)]
             back += [*_gradients(narrow), Moved(3 * tokens * n)]
-    if options.attention == "flash":  # a fused kernel, whose times are its own
+    if options.attention != "unfused":  # a fused kernel, whose times are its own
         return Work((*projections, *moved), (*gradients, *back))
     whole_s = s * model.cp
     numbers = batch * s * whole_s

@@ -97,7 +97,7 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     input_bytes = cast if options.adapters and options.engine == "mlperf" else 2
     feed = (masked + of_feed) * h * whole + ((2 if model.gated else 1) * input_bytes + of_feed) * ffn
     feed += of_feed * h * tokens * copies if model.experts else 0
-    scores = (4 if options.attention == "flash" else 5 * s * model.cp) * a * s * b / tp
+    scores = (4 if options.attention != "unfused" else 5 * s * model.cp) * a * s * b / tp
     in_layer = attention + feed
     held = {"T": in_layer, "D": in_layer + attention}
     ran = {"T": held["T"] + scores, "D": held["D"] + 2 * scores}

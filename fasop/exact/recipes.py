@@ -86,9 +86,10 @@ def kind_of_plan(gpu: str, model: Model, options: Options) -> str:
     return f"{gpu}, {kind}"
 
 
-def mean_error(gpu: str, model: Model, options: Options) -> float | None:
+def mean_error(name: str, model: Model, options: Options) -> float | None:
     """Of plans of this kind that others have measured, on models that the fit hadn't seen; None for none."""
-    return _file().get("errors", {}).get(kind_of_plan(gpu, model, options))
+    gpu = hardware(name)
+    return _file()["errors"].get(kind_of_plan(gpu.name, model, options)) if gpu else None
 
 
 def prior(name: str) -> tuple[float, float]:
@@ -111,12 +112,14 @@ def constant_name(part: str, gpu: Gpu | None, options: Options) -> str:
     # On A100 no run of the fit has Megatron's fused kernels.
     of_memory = "deepspeed" if family == "before FP8" and shared == "megatron" else shared
     tensor = "megatron" * (engine != "eager")  # links' own
-    kind = {"mxfp8": "by blocks", "nvfp4": "4 bit"}
+    kind = {"fp8 blocks": "by blocks", "mxfp8": "by blocks", "nvfp4": "4 bit"}
+    # FlashAttention-2 on Hopper: PyTorch's own.
+    attention = "torchtitan" if options.attention == "flash2" and family == "Hopper" else engine
     named = {
         "products": f"{family}{', fp32' * (precision == 'fp32')}",
         "products8": f"{family}, {kind[precision]}" if precision in kind else family,
         "experts": "16 bit" if precision in ("mixed", "fp32") else "8 bit",
-        "attention": f"{family}{f', {engine}' * (engine in ('mpt', 'torchtitan'))}",
+        "attention": f"{family}{f', {attention}' * (attention in ('mpt', 'torchtitan'))}",
         "memory": f"{of_memory}{', fp32' * (engine == 'eager' and precision == 'fp32')}",
         "tensor": "overlapped, megatron" if options.overlap_tensor and shared == "megatron" else tensor,
         "tokens": "overlapped" if options.overlap_tokens else "exposed",
@@ -206,7 +209,7 @@ def unit_parts(
         up = _parts(latent, gpu, kind, options)
         for part in ("products", "products8"):
             found[part][1] += up[part]
-    if options.attention == "flash":
+    if options.attention != "unfused":
         found["attention"] = _attention(gpu, model, tp, mbs) * (2 if kind == "D" else 1)
     return found
 

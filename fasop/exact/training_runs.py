@@ -188,9 +188,8 @@ def _described(
         return int(row[column]) if row.get(column) else default
 
     stated = {"tp": "layout", "gbs": "batch", "mbs": "micro-batch", "seq": "sequence length"}
-    for column, what in stated.items():
-        if not row[column]:
-            raise PlanError(f"its {what} isn't stated.")
+    if missing := [what for column, what in stated.items() if not row[column]]:
+        raise PlanError(f"its {missing[0]} isn't stated.")
     config = models.get(_SAME.get(row["model"], row["model"])) or models.get(row["model"])
     if config is None:
         raise PlanError(f"the settings of {row['model']} aren't known.")

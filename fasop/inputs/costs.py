@@ -76,7 +76,7 @@ class CostFile:
     collectives: Literal["excluded", "included"] = "excluded"
     nodes: dict[str, MeasuredOn] = field(default_factory=dict)
     precision: str = ""
-    attention: Literal["", "unfused", "flash"] = ""
+    attention: Literal["", "unfused", "flash", "flash2"] = ""
 
 
 def write_costs(path: str | Path, costs: CostFile) -> None:
@@ -137,7 +137,7 @@ def work_ratios(measured: Model, wanted: Model) -> list[float]:
 
 def is_measured(cost_files: Sequence[CostFile], model: Model, clusters: Sequence[Cluster]) -> bool:
     """Whether a file has the model's costs on one of the GPUs, with attention that isn't fused."""
-    plain = [file for file in cost_files if file.attention != "flash"]
+    plain = [file for file in cost_files if file.attention in ("", "unfused")]
     known = {(entry.model, entry.gpu) for file in plain for entry in file.entries}
     gpus = {gpu.costs_of for cluster in clusters for gpu in cluster.gpus}
     return any((of, gpu) in known for of in (model.name, model.costs) for gpu in gpus)

@@ -218,8 +218,7 @@ def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) 
 
 def errors(cluster: Cluster, names: set[str], model: Model, options: Options) -> dict[str, float | None]:
     """How far off plans of this kind on each of these GPUs were where others measured; None: nowhere."""
-    known = {name: hardware(cluster.gpu(name).costs_of) for name in sorted(names)}
-    return {name: mean_error(gpu.name, model, options) if gpu else None for name, gpu in known.items()}
+    return {name: mean_error(cluster.gpu(name).costs_of, model, options) for name in sorted(names)}
 
 
 def expected_error(found: dict[str, float | None]) -> str:

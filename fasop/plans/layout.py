@@ -37,7 +37,7 @@ EVEN = {
 OPTIONS = {key: kind for key, kind in kinds_of(Options).items() if key != "per_stage"}
 KINDS = {
     **{"model": kinds.Name, "cluster": kinds.Name, "stages": list, "global_batch": kinds.Sequences},
-    **{"seq": kinds.Count, "cp": kinds.Count, "measured": kinds.StepSeconds},
+    **{"seq": kinds.Count, "cp": kinds.Count, "measured": kinds.StepSeconds, "fsdp": bool},
     **EVEN,
     **OPTIONS,
 }
@@ -102,12 +102,11 @@ def uniform(
 
 
 def of_plan(plan: Plan) -> Layout:
-    """The layout of a plan. Raises ``PlanError`` for one that a layout can't hold."""
-    if plan.virtual_stages > 1:
-        raise PlanError("the plan is interleaved, which evaluate can't take: see its step with simulate.")
+    """The layout of a plan."""
     choices = [plan.choice(stage) for stage in range(plan.pp)]
     of = plan.model, plan.cluster, plan.placement, plan.tp * plan.dp
-    return _layout(*of, plan.partition, choices, plan.ep)
+    layout = _layout(*of, plan.partition, choices, plan.ep)
+    return replace(layout, virtual_stages=plan.virtual_stages)
 
 
 def _layout(
@@ -172,7 +171,8 @@ def _described(
     model = replace(model, **sizes).split_sequences(values.get("cp", 1))
     if len(clusters) > 1:
         raise PlanError(f"{where}: {values['cluster']} is a grid of clusters: give one.")
-    given = {key: value for key, value in values.items() if key in OPTIONS}
+    given = {"zero": 3, "overlap": True} if values.get("fsdp") else {}
+    given |= {key: value for key, value in values.items() if key in OPTIONS}
     options = Options(**({} if is_measured(cost_files, model, clusters) else MODERN) | given)
     if "stages" in values and (both := [key for key in EVEN if key in values]):
         raise PlanError(f"{where}: {both[0]} and stages exclude each other: give it to each replica.")

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 Recompute = Literal["none", "selective", "full"]
-Attention = Literal["unfused", "flash"]
-Precision = Literal["mixed", "fp8", "fp8 rows", "mxfp8", "nvfp4", "fp32"]
+Attention = Literal["unfused", "flash", "flash2"]
+Precision = Literal["mixed", "fp8", "fp8 rows", "fp8 blocks", "mxfp8", "nvfp4", "fp32"]
 Engine = Literal["megatron", "deepspeed", "torchtitan", "mlperf", "mpt", "eager"]
 # Of products in fewer bits: bytes of a number, and the peak of a GPU that has them. MXFP8 came with NVFP4.
-NARROW = {"fp8": (1, "8 bit"), "fp8 rows": (1, "8 bit"), "mxfp8": (1, "4 bit"), "nvfp4": (0.5, "4 bit")}
+NARROW = dict.fromkeys(("fp8", "fp8 rows", "fp8 blocks"), (1.0, "8 bit"))
+NARROW |= {"mxfp8": (1.0, "4 bit"), "nvfp4": (0.5, "4 bit")}
 Again = Literal["operators", "experts", "latent", "elementwise"]
 
 

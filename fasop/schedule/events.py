@@ -265,6 +265,12 @@ def warm_up(stage: int, stages: int, chunks: int) -> int:
     return (stages - stage - 1) * 2 + (chunks - 1) * stages
 
 
+def in_flight(stage: int, stages: int, m: int, chunks: int) -> float:
+    """Micro-batches, or parts of them, whose activations a stage keeps at once."""
+    ahead = warm_up(stage, stages, chunks) if chunks > 1 else stages - stage - 1
+    return min((ahead + 1) / chunks, m)
+
+
 def _program(stage: int, stages: int, m: int, chunks: int) -> list[tuple[bool, int, int]]:
     """(is forward, chunk, micro-batch) in the order in which a stage computes them."""
     total = m * chunks

@@ -24,7 +24,7 @@ from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
 from fasop.plans.shapes import MOST_BLOCKS, Block, Seats, Shape, blocks, gpu_types, stage_seats
 from fasop.schedule import one_f_one_b
-from fasop.schedule.events import warm_up, with_chunks
+from fasop.schedule.events import in_flight, with_chunks
 from fasop.search.bounds import Bounds
 from fasop.search.improve import best_of_all, improve
 from fasop.search.node_counts import NodeCounts
@@ -195,20 +195,18 @@ def with_price(plan: Plan) -> Plan:
 def sharded_memory(plan: Plan) -> tuple[float, ...]:
     """GiB of one GPU of each stage of a plan, if its replicas shared the optimizer states."""
     options = replace(plan.options, zero=max(plan.options.zero, 1))
-    return memory_with(plan, options, [min(plan.pp - i, plan.micro_batches) for i in range(plan.pp)])
+    return memory_with(plan, options)
 
 
-def memory_with(plan: Plan, options: Options, in_flight: Sequence[float]) -> tuple[float, ...]:
-    """GiB of one GPU of each stage of a plan, if it ran with other options.
-
-    in_flight: micro-batches, or parts of them, whose activations each stage keeps at once.
-    """
+def memory_with(plan: Plan, options: Options) -> tuple[float, ...]:
+    """GiB of one GPU of each stage of a plan, if it ran with other options."""
     passes = Passes(plan.model, Compute([], plan.model, options), Communication(plan.cluster), options)
     tables = StageCosts(passes, plan.shape)
     sizes = []
     for stage in range(plan.pp):
         units = plan.units(stage)
-        own = float(tables.memory(plan.choice(stage), in_flight[stage])[units.start, units.stop])
+        held = in_flight(stage, plan.pp, plan.micro_batches, plan.virtual_stages)
+        own = float(tables.memory(plan.choice(stage), held)[units.start, units.stop])
         types = plan.stage_gpu[stage].split("+")
         sizes.append(own + max(plan.cluster.gpu(name).reserved_gib for name in types))
     return tuple(sizes)
@@ -258,9 +256,6 @@ def _least(plan: Plan) -> float:
 
 
 def _with_memory(plan: Plan) -> Plan:
-    chunks = plan.virtual_stages
-    warm = [warm_up(stage, plan.pp, chunks) for stage in range(plan.pp)]
-    in_flight = [min((ahead + 1) / chunks, plan.micro_batches) for ahead in warm]
-    memory = memory_with(plan, plan.options, in_flight)
+    memory = memory_with(plan, plan.options)
     is_oom = any(size > cap for size, cap in zip(memory, plan.stage_cap, strict=True))
     return with_price(replace(plan, stage_memory=memory, is_oom=is_oom))

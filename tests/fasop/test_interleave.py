@@ -10,12 +10,11 @@ import pytest
 
 from fasop.commands import evaluate
 from fasop.commands import plan as plan_command
-from fasop.errors import PlanError
 from fasop.inputs.clusters import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.options import Options
-from fasop.plans.plan import Goal, Plan
+from fasop.plans.plan import Goal, Plan, read_plans
 from fasop.schedule import events
 from fasop.search.planner import interleave
 from fasop.search.search import search
@@ -66,10 +65,16 @@ def test_the_command_plans_chunks_that_simulate_and_export_read(capsys: pytest.C
     assert "--interleave searches for the shortest step" in capsys.readouterr().err
 
 
-def test_an_interleaved_plan_is_not_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interleaved_plan_is_evaluated_with_its_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its chunks were left out of the activations that are in flight."""
     path = tmp_path / "plans.json"
     words = ["--model", "gpt2-xl", "--cluster", "paper-gpt2xl", "--tp", "1", "--pp", "8", "--interleave"]
     assert plan_command.main([*words, "--json", "--top", "1"]) == 0
     path.write_text(capsys.readouterr().out, encoding="utf-8")
-    with pytest.raises(PlanError, match="the plan is interleaved, which evaluate can't take"):
-        evaluate.main([str(path)])
+    (plan,) = read_plans(path)
+    assert evaluate.main([str(path), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["step"] == pytest.approx(plan.step_time, rel=0.05)
+    assert [stage["memory"] for stage in found["stages"]] == pytest.approx(list(plan.stage_memory))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fasop.commands import evaluate
+from fasop.commands.plan import Config
 from fasop.errors import PlanError
 from fasop.exact import recipes
 from fasop.exact.estimate import Estimate, estimate
@@ -122,6 +123,22 @@ def test_products_of_fewer_bits_are_faster_where_the_gpu_has_them() -> None:
         layout = layout_of(LLAMA, gpu, 64, 1, (4, 8, 1, 1))
         with pytest.raises(PlanError, match=f"{gpu}.* has no {precision} "):
             estimate(layout, [], replace(OPTIONS, precision=precision))
+
+
+def test_attention_and_numbers_that_a_plan_can_have() -> None:
+    assert step(attention="flash2").step > 1.02 * step().step  # FlashAttention-3 is Hopper's
+    rows, blocks = step(precision="fp8 rows").step, step(precision="fp8 blocks").step
+    assert step().step < blocks < rows < step(precision="mixed").step
+    assert Config("m", "c", precision="fp8-rows", recipe="plain").options(False)[0].precision == "fp8 rows"
+    assert Config("m", "c", attention="flash2").options(False)[0].attention == "flash2"
+
+
+def test_fsdp_is_a_setting_of_layouts(tmp_path: Path) -> None:
+    path = tmp_path / "layouts.yaml"
+    entry = "{model: llama3-8b, cluster: 8xH100, tp: 1, dp: 8, mbs: 1, layers: 32, fsdp: true}"
+    path.write_text(f"layouts: {{a: {entry}}}")
+    (made,) = read_layouts(str(path), [])
+    assert isinstance(made, Described) and (made.options.zero, made.options.overlap) == (3, True)
 
 
 def test_a_batch_of_torchtitans_pipeline_is_several_micro_batches(tmp_path: Path) -> None:
