@@ -44,11 +44,11 @@ def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> An
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
 
 
-def run_names(what: str = "the run", traces: bool = True, **metadata: Any) -> Any:
-    """The field of commands that read runs, see ``et.sets.find_rank_sets`` and, where they take PyTorch
-    ``traces`` too, ``convert.inputs.find_run``."""
-    text = f"{what}: FOLDER/NAME for FOLDER/NAME.0.et, NAME.1.et, …; its folder; or its .et files"
-    text = f"{text}; or PyTorch traces" if traces else text
+def run_names(
+    what: str = "the run", also: str = "a folder, .et files or PyTorch traces", **metadata: Any
+) -> Any:
+    """The field of commands that read runs: ``convert.inputs.find_run`` or ``et.sets.find_rank_sets``."""
+    text = f"{what}: FOLDER/NAME for FOLDER/NAME.0.et, NAME.1.et, …; or {also}"
     return option(text, positional=True, **{"metavar": "NAME"} | metadata)
 
 

@@ -32,7 +32,7 @@ _THROWN = re.compile(rb"terminate called.*\n\s*what\(\): *(.*)")
 class AstraConfig:
     """The command's arguments."""
 
-    name: str = run_names("with --check, the folder for ASTRA-sim; else the run", traces=False, default="")
+    name: str = run_names("with --check, the folder for ASTRA-sim; else the run", "a folder", default="")
     output: str = option("the folder to write", "", short="-o")
     topology: str = option("'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', or a .json file", "")
     backend: Backend = option("also write files for a packet simulator", "analytical")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -154,9 +155,9 @@ class Slices:
     """
 
     def __init__(self) -> None:
-        self.threads: dict[tuple[int, Any], list[tuple[int, int, bytes]]] = {}
+        self.threads: dict[tuple[int, Any], list[tuple[int, int, bytes]]] = defaultdict(list)
         self.labels: dict[tuple[int, Any], str] = {}
-        self.counters: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        self.counters: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
         # Numbers of names: of events (2), categories (1) and arguments (3), see InternedData.
         self.names: dict[int, dict[str, int]] = {1: {}, 2: {}, 3: {}}
         self.flows: dict[tuple[int, Any, int], bytes] = {}
@@ -176,19 +177,17 @@ class Slices:
             body = message((10, self._name(2, name)), (3, self._name(1, category)))
             body += message(*((4, self._argument(*each)) for each in arguments.items()))
             length = round(float(event.get("dur") or 0) * 1000)
-            self.threads.setdefault(thread, []).append((start, -length, body))
+            self.threads[thread].append((start, -length, body))
         elif kind in ("s", "t", "f") and "id" in event:
             number = self.flow_ids.setdefault(f"{event.get('cat')} {event['id']}", len(self.flow_ids) + 1)
             flow = tag(48 if kind == "f" else 47, FIXED64) + struct.pack("<Q", number)
             place = (*thread, start)
             self.flows[place] = self.flows.get(place, b"") + flow
         elif kind == "C":
-            levels = self.counters.setdefault((event["pid"], str(event["name"])), [])
-            levels.append((start, arguments["value"]))
+            self.counters[event["pid"], str(event["name"])].append((start, arguments["value"]))
         elif event.get("name") == "[memory]" and type(arguments.get("Total Allocated")) is int:
             device = f"{arguments.get('Device Type', '')}:{arguments.get('Device Id', '')} allocated"
-            level = (start, arguments["Total Allocated"])
-            self.counters.setdefault((event["pid"], device), []).append(level)
+            self.counters[event["pid"], device].append((start, arguments["Total Allocated"]))
 
     def _name(self, field: int, text: str) -> int:
         known = self.names[field]

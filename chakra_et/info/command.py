@@ -39,7 +39,7 @@ LONGEST_TEXT = 60
 class InfoConfig:
     """The command's arguments."""
 
-    files: tuple[str, ...] = run_names("the runs", traces=False)
+    files: tuple[str, ...] = run_names("the runs", "a folder or .et files")
     json: bool = option("print JSON", False)
 
 

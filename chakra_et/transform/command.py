@@ -39,7 +39,7 @@ MOST_SLOWED = 4_000_000
 class ScaleConfig(SizeFlags):
     """The command's arguments."""
 
-    name: str = run_names("the captured run", traces=False)
+    name: str = run_names("the captured run", "a folder")
     output: str = option("NAME of the new run (as NAME-dp64 beside the captured one)", "", short="-o")
     seed: int = option("random seed of the spread of compute times", 0)
     spread: float | None = option(

@@ -25,7 +25,7 @@ DESCRIPTION = (
 class ValidateConfig:
     """The command's arguments."""
 
-    files: tuple[str, ...] = run_names("the runs", traces=False)
+    files: tuple[str, ...] = run_names("the runs", "a folder or .et files")
     allow_missing_ranks: bool = allow_missing_ranks()
     cluster: str = cluster()
     json: bool = option("print JSON with the keys valid, files, notes, problems", False)
