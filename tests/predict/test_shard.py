@@ -78,9 +78,7 @@ def test_collectives_are_those_of_a_real_run(
         assert sizes[0] == sizes[1]
 
 
-def test_all_reduces_that_had_not_ended_when_the_recording_stopped(
-    captured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_reduces_that_the_host_trace_lacks(captured: Path, tmp_path: Path) -> None:
     """Found on a busy machine: without their bytes nothing that changes DDP was predicted."""
     for path in captured.glob("ddp_*.json"):
         text = json.loads(path.read_text())
@@ -90,7 +88,6 @@ def test_all_reduces_that_had_not_ended_when_the_recording_stopped(
                 del text["nodes"][row]
         (tmp_path / path.name).write_text(json.dumps(text))
     assert main(["convert", str(tmp_path)]) == 0
-    assert capsys.readouterr().err.count("size taken from its call") == 1
     lost, whole = load_run(str(tmp_path / "ddp")), load_run(str(captured / "ddp"))
     for made, truth in zip(lost.graph.traces, whole.graph.traces, strict=True):
         assert collectives(made) == collectives(truth)
