@@ -67,11 +67,9 @@ def inspect_pair(host: Path | str, device: Path | str, active_steps: int) -> Pai
         return report
     report.host_nodes, report.device_events = len(nodes), events.events_in
     structure = events.recording.structure_step if events.recording else -1
-    marks = _steps(events)
-    report.steps = {
-        number: float(events.end[row] - events.start[row]) / 1000 for number, row in marks.items()
-    }
-    _compare_steps(sorted(_steps(nodes)), active_steps, structure, report)
+    marks = dict(device_trace.steps(events))
+    report.steps = {n: float(events.end[row] - events.start[row]) / 1000 for n, row in marks.items()}
+    _compare_steps(nodes, active_steps, structure, report)
     _compare_ids(nodes, events, marks.get(structure, -1), report)
     pids = {str(events.threads[events.thread[row]][0]) for row in marks.values()}
     if (pid := nodes.header["pid"]) and pids - {str(pid)}:
@@ -100,17 +98,10 @@ def _named(trace: HostTrace | DeviceTrace, begin: tuple[str, ...] | str) -> np.n
     return np.isin(trace.name, [code for code, name in enumerate(trace.names) if name.startswith(begin)])
 
 
-def _steps(trace: HostTrace | DeviceTrace) -> dict[int, int]:
-    """The number of each step → its row."""
-    found = [re.fullmatch(r"ProfilerStep#(\d+)", name) for name in trace.names]
-    numbers = {code: int(match[1]) for code, match in enumerate(found) if match}
-    rows = np.flatnonzero(np.isin(trace.name, list(numbers)))
-    return {numbers[code]: row for code, row in zip(trace.name[rows].tolist(), rows.tolist(), strict=True)}
-
-
-def _compare_steps(host_steps: list[int], active_steps: int, structure: int, report: PairReport) -> None:
+def _compare_steps(host: HostTrace, active_steps: int, structure: int, report: PairReport) -> None:
     device_steps = sorted(report.steps)
-    if host_steps != ([structure] if structure in device_steps else device_steps):
+    host_steps = sorted(int(match[1]) for match in map(device_trace.STEP.fullmatch, host.names) if match)
+    if not {*([structure] if structure in device_steps else device_steps)} <= {*host_steps}:
         report.problems.append(
             f"the host trace covers the steps {host_steps}, the device trace {device_steps}"
         )
@@ -159,9 +150,9 @@ def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: P
         )
         return
     # Operators of other threads may be missing from one trace, those of the training thread may not.
-    own = np.isin(host.tid, [host.tid[row] for row in _steps(host).values()])
+    own = np.isin(host.tid, host.tid[_named(host, "ProfilerStep#")])
     lost = Counter(host.names[code] for code in host.name[in_host & own & ~np.isin(host.rf_id, both)])
-    missing &= np.isin(device.thread, [device.thread[row] for row in _steps(device).values()])
+    missing &= np.isin(device.thread, [device.thread[row] for _, row in device_trace.steps(device)])
     missing[early] = False
     lost.update(device.names[code] for code in device.name[missing])
     if lost:

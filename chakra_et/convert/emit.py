@@ -32,6 +32,7 @@ from chakra_et.et.columns import (
 )
 from chakra_et.et.wire import Cells, windows
 from chakra_et.redact import redacted
+from chakra_et.traces.device import STEP
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.fields import STRIDES
 from chakra_et.traces.host import DEFAULTS, NUMERIC
@@ -130,6 +131,11 @@ def emit(
     name = rank.device.name[np.maximum(graph.event, 0)].astype(np.int32)
     name[graph.kind == NodeKind.HOST_OVERHEAD] = len(names) - 2
     name[graph.kind == NodeKind.DEVICE_OVERHEAD] = len(names) - 1
+    nested = named(rank.device, STEP.fullmatch)
+    nested[[row for _, row in rank.timeline.steps]] = False
+    if nested.any():  # for readers of the file, which know steps by their names
+        name[(graph.event >= 0) & nested[graph.event]] += len(names)
+        names += [f"nested {each}" for each in names]
     return ExecutionTrace(
         ids=np.arange(1, rows + 1, dtype=np.uint64),
         names=coded(names, name),

@@ -132,6 +132,18 @@ class DeviceTrace:
         return dataclasses.replace(self, **changes, inputs=None)
 
 
+STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
+
+
+def steps(device: DeviceTrace) -> list[tuple[int, int]]:
+    """The active steps as (number, row of the annotation), in time order; annotations of the program that are
+    named like one, within a step, aren't steps."""
+    numbers = {code: int(m[1]) for code, name in enumerate(device.names) if (m := STEP.fullmatch(name))}
+    rows = np.flatnonzero(np.isin(device.name, list(numbers)) & (device.category < KERNEL))
+    earlier = np.maximum.accumulate(np.append(-1, device.end[rows]))[:-1]
+    return [(numbers[device.name[row]], row) for row in rows[device.end[rows] > earlier].tolist()]
+
+
 def load(path: str | Path, max_bytes: int = MAX_BYTES, operators: bool = False) -> DeviceTrace:
     """Read a device trace (``.json`` or ``.json.gz``). ``operators``: also read the operators' arguments.
 

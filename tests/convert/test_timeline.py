@@ -120,7 +120,7 @@ def test_steps_in_order_of_time(tmp_path: Path) -> None:
         annotation("ProfilerStep#9", 1, 5),
         annotation("ProfilerStep#x", 9, 1),
     )
-    assert [number for number, _ in timeline.steps(device)] == [9, 10]
+    assert [number for number, _ in device_trace.steps(device)] == [9, 10]
 
 
 @pytest.mark.parametrize("seed", range(3))

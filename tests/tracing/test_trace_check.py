@@ -16,6 +16,9 @@ from trace_reading import load, train
 from chakra_et.capture.check import inspect_pair
 from chakra_et.capture.recorder import experimental_config
 from chakra_et.capture.tracer import ChakraTracer
+from chakra_et.convert.pair import convert_pair
+from chakra_et.simulate.measured_steps import step_rows
+from chakra_et.traces.sets import Pair
 
 
 @pytest.fixture(scope="module")
@@ -241,3 +244,19 @@ def test_operators_that_an_exception_of_the_program_ends_are_counted_and_no_prob
             tracer.step()
     report = inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1)
     assert (report.problems, report.ended_early, report.unlinked) == ([], 9, 9)
+
+
+def test_annotations_of_the_program_that_are_named_like_steps_are_no_steps(tmp_path):
+    """A program with its own ProfilerStep#N in each step had three times as many steps."""
+    with ChakraTracer(tmp_path, "t", 1, 1, 3) as tracer:
+        for number in range(5):
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                torch.ones(4).sum()
+            with torch.profiler.record_function(f"ProfilerStep#{number + 7}"):
+                torch.ones(4).sum()
+            tracer.step()
+    report = inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 3)
+    assert not report.problems and sorted(report.steps) == [2, 3, 4]
+    converted = convert_pair(Pair(0, tmp_path / "t_host.json", tmp_path / "t_device.json"))
+    assert step_rows(converted.trace)[0] == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
+    assert b"nested ProfilerStep#9" in converted.trace.names.table

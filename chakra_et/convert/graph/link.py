@@ -12,11 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from chakra_et.arrays import rows_by_value
-from chakra_et.convert.graph.timeline import STEP, steps
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
 from chakra_et.names import renamed
-from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device import STEP, DeviceTrace, steps
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP
 from chakra_et.traces.fields import MAX_RANKS
 from chakra_et.traces.host import GROUP_RECORD, STRUCTURE, HostTrace
@@ -144,8 +143,8 @@ def check(
 
 
 def _first_difference(host: HostTrace, device: DeviceTrace, linked: np.ndarray, other: np.ndarray) -> str:
-    host_steps = sorted({name for name in host.names if name.startswith(STEP)})
-    device_steps = sorted({STEP + str(number) for number, _ in steps(device)})
+    host_steps = sorted(filter(STEP.fullmatch, host.names))
+    device_steps = sorted(device.names[device.name[row]] for _, row in steps(device))
     if host_steps and device_steps and not set(host_steps) & set(device_steps):
         return f"the first covers {', '.join(host_steps[:4])} and the second {', '.join(device_steps[:4])}"
     on_cpu = operators_and_annotations(device)

@@ -25,10 +25,10 @@ from chakra_et.convert.graph.launches import (
     selected,
 )
 from chakra_et.convert.graph.link import aligned, check, link, operators_and_annotations, rate_of
-from chakra_et.convert.graph.timeline import STEP, Timeline, named, on_device, steps
+from chakra_et.convert.graph.timeline import Timeline, named, on_device
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
-from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device import STEP, DeviceTrace, steps
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP, KERNEL, MEMCPY, RUNTIME, SYNC
 from chakra_et.traces.fields import as_number
 from chakra_et.traces.host import HostTrace
@@ -212,7 +212,7 @@ def _matched(
     """Pairs of rows int64[K, 2]. Threads that are new in each step are matched with those that did the same;
     what is left, regardless of the thread, and at last the launchers alone. Operations of gloo, which any of
     a group's threads works on, are matched like the operators that ``started`` them, if ``marked`` alike."""
-    code = np.where(named(device, lambda name: name.startswith(STEP)), -1, device.name)
+    code = np.where(named(device, STEP.fullmatch), -1, device.name)
     code = np.where(named(device, GROUP_MARK.fullmatch), -2, code)
     found: list[tuple[int, int]] = []
 

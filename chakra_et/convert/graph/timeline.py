@@ -17,10 +17,9 @@ import numpy as np
 
 from chakra_et.arrays import coded_pairs, rows_by_value, stacked
 from chakra_et.findings import Findings
-from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device import DeviceTrace, steps
 from chakra_et.traces.device_format import KERNEL, SYNC
 
-STEP = "ProfilerStep#"
 LAST = 1 << 63
 """ns: after all events."""
 MOST_ROUNDS = 1000  # of comparing all events at once; deeper nesting takes less time event by event
@@ -90,13 +89,6 @@ def on_device(device: DeviceTrace) -> np.ndarray:
 def named(device: DeviceTrace, test: Callable[[str], object]) -> np.ndarray:
     """bool[rows]: whether the name of each event passes ``test``."""
     return np.array([bool(test(name)) for name in device.names], dtype=bool)[device.name]
-
-
-def steps(device: DeviceTrace) -> list[tuple[int, int]]:
-    """The active steps as (number, row of the annotation), in time order."""
-    marks = named(device, lambda name: name.startswith(STEP) and name[len(STEP) :].isdigit())
-    rows = np.flatnonzero(marks & (device.category < KERNEL)).tolist()
-    return [(int(device.names[device.name[row]][len(STEP) :]), row) for row in rows]
 
 
 def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
