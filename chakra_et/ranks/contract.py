@@ -167,11 +167,9 @@ def _segments(
     piece[lanes.nodes] = np.cumsum(cut[:-1]) - 1
     number = np.unique(np.stack([piece, key]), axis=1, return_inverse=True)[1].reshape(-1)
     by_position = np.argsort(run.graph.position, kind="stable")
-    seen, at = np.unique(number[by_position], return_index=True)
+    at = np.unique(number[by_position], return_index=True)[1]
     order = np.argsort(at)
-    renumbered = np.empty(len(seen), np.int64)
-    renumbered[seen[order]] = np.arange(len(seen))
-    return piece, renumbered[number], by_position[at[order]]
+    return piece, np.argsort(order)[number], by_position[at[order]]
 
 
 def _with_sums(

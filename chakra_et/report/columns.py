@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from chakra_et.report.page import PackedColumns
 from chakra_et.report.run import COMM_NAMES, LONGEST_NAME, NODE_KINDS, PHASES, ReportRun
 from chakra_et.report.timeline import Stacks, curves, lay_out, queues
 
-Units = Callable[[np.ndarray], np.ndarray]
-"""ns → the unit of the page."""
 FURTHER, ON_PATH, SLICE = 1, 2, 4  # bits of the column "flags"
 
 
@@ -36,22 +33,18 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks) -> dict[st
     start_ns = np.maximum(np.append(run.start_ns, stacks.start_ns), 0)
     end_ns = np.append(run.end_ns, stacks.end_ns)
     order = np.lexsort((end_ns, start_ns, row_of))
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
+    place = np.argsort(order)
     unit = 1000
     while int(end_ns.max()) // unit >= 1 << 32:
         unit *= 10
-
-    def units(moment: np.ndarray) -> np.ndarray:
-        return (moment + unit // 2) // unit
 
     def in_rows(of_node: np.ndarray, of_slice: np.ndarray | int = 0) -> np.ndarray:
         more = np.broadcast_to(of_slice, len(order) - len(graph))
         return np.concatenate((of_node, more))[order]
 
     columns.add("row", row_of[order], delta=True)
-    columns.add("start", units(start_ns[order]), delta=True)
-    columns.add("length", np.maximum(units(end_ns[order]) - units(start_ns[order]), 0))
+    columns.add("start", _units(start_ns[order], unit), delta=True)
+    columns.add("length", np.maximum(_units(end_ns[order], unit) - _units(start_ns[order], unit), 0))
     name, names = run.names[0], list(run.names[1])
     known = {text: at for at, text in reversed(list(enumerate(names)))}
     of_slice = []
@@ -69,12 +62,17 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks) -> dict[st
     flags[run.path.node] |= ON_PATH
     columns.add("path", place[run.path.node])
     ends = run.end_ns[run.path.node]
-    columns.add("path_from", units(np.maximum(ends - run.path.lasts_ns, 0)), delta=True)
-    columns.add("path_to", units(ends), delta=True)
+    columns.add("path_from", _units(np.maximum(ends - run.path.lasts_ns, 0), unit), delta=True)
+    columns.add("path_to", _units(ends, unit), delta=True)
     columns.add("flags", in_rows(flags, SLICE))
 
-    _add_dependencies(run, columns, place)
-    _add_work(run, columns, place, units)
+    source, target, kind = place[graph.source], place[graph.target], run.edge_kinds
+    by_node = np.lexsort((source, target))
+    source, target, kind = source[by_node], target[by_node], kind[by_node]
+    columns.add("degree", np.bincount(target, minlength=len(order)))
+    columns.add("edge", (target - source) & 0xFFFFFFFF)
+    columns.add("edge_kind", kind)
+    _add_work(run, columns, place, unit)
     return {
         "unit_ns": unit,
         "rows": rows,
@@ -85,20 +83,15 @@ def add_nodes(run: ReportRun, columns: PackedColumns, stacks: Stacks) -> dict[st
         "edge_kinds": EDGE_NAMES,
         "comm_types": COMM_NAMES,
         "groups": graph.groups,
-        "memory": _add_memory(run, columns, units),
+        "memory": _add_memory(run, columns, unit),
     }
 
 
-def _add_dependencies(run: ReportRun, columns: PackedColumns, place: np.ndarray) -> None:
-    source, target, kind = place[run.graph.source], place[run.graph.target], run.edge_kinds
-    by_node = np.lexsort((source, target))
-    source, target, kind = source[by_node], target[by_node], kind[by_node]
-    columns.add("degree", np.bincount(target, minlength=len(place)))
-    columns.add("edge", (target - source) & 0xFFFFFFFF)
-    columns.add("edge_kind", kind)
+def _units(moment_ns: np.ndarray, unit: int) -> np.ndarray:
+    return (moment_ns + unit // 2) // unit
 
 
-def _add_work(run: ReportRun, columns: PackedColumns, place: np.ndarray, units: Units) -> None:
+def _add_work(run: ReportRun, columns: PackedColumns, place: np.ndarray, unit: int) -> None:
     """The columns of device work and of communication."""
     graph = run.graph
 
@@ -117,12 +110,12 @@ def _add_work(run: ReportRun, columns: PackedColumns, place: np.ndarray, units: 
     columns.add("comm_type", run.comm_types[node])
     columns.add("comm_bytes", graph.attribute("comm_size", 0)[node].astype(np.float64))
     columns.add("comm_group", graph.group[node])
-    columns.add("comm_wait", units(run.wait_ns[node]))
+    columns.add("comm_wait", _units(run.wait_ns[node], unit))
     matched = run.arrivals[0] >= 0
     columns.add("comm_operation", np.where(matched, run.job.matching.operation + 1, 0)[node])
 
 
-def _add_memory(run: ReportRun, columns: PackedColumns, units: Units) -> list[list[Any]]:
+def _add_memory(run: ReportRun, columns: PackedColumns, unit: int) -> list[list[Any]]:
     """The curves: rank, label, first and last moment, and whether an allocator reserves any."""
     memory, end, found = list[list[Any]](), 0, [*curves(run), *queues(run)]
     for each in found:
@@ -131,7 +124,8 @@ def _add_memory(run: ReportRun, columns: PackedColumns, units: Units) -> list[li
         memory.append([each.rank, label, first, end, each.reserved is not None])
     if found:
         held = [each.allocated * 0 if each.reserved is None else each.reserved for each in found]
-        columns.add("memory_time", units(np.concatenate([each.time_ns for each in found])), delta=True)
+        times = _units(np.concatenate([each.time_ns for each in found]), unit)
+        columns.add("memory_time", times, delta=True)
         for name, levels in (("allocated", [each.allocated for each in found]), ("reserved", held)):
             columns.add(f"memory_{name}", np.concatenate(levels).astype(np.float64))
     return memory
