@@ -11,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 
+from benchmarks.boosting import boosted, product_columns
 from benchmarks.cost_tables import READERS, Table
 from benchmarks.smoothing import ATTENTION, PRODUCT, smooth
 from chakra_et.cost import gpus, grids, kernel_times
@@ -43,7 +44,15 @@ def grid_of(kind: str, table: Table, values: Values) -> grids.Grid:
     """What a table's kernels took beyond the model."""
     model = MODELS[kind]
     beyond = np.log(table.micros / model.micros(table.gpu, values, table.points))
-    return smooth(model.place(table.points), beyond, ATTENTION if kind == "attention" else PRODUCT)
+    places = model.place(table.points)
+    if kind != "16 bit":
+        return smooth(places, beyond, ATTENTION if kind == "attention" else PRODUCT)
+    axes = [np.unique(column) for column in places.T]
+    every = np.stack([each.reshape(-1) for each in np.meshgrid(*axes, indexing="ij")], axis=1)
+    asked = product_columns(np.concatenate([places, every]), table.gpu.units)
+    said = boosted(asked[: len(places)], beyond, asked)
+    rest = smooth(places, beyond - said[: len(places)], PRODUCT)
+    return replace(rest, logs=rest.logs + said[len(places) :].reshape(rest.logs.shape))
 
 
 def own_times(kind: str, table: Table) -> KernelTimes:

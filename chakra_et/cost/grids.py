@@ -3,7 +3,7 @@
 
 Between the sizes of the grid, the logarithm of measured over modelled time is interpolated along the
 logarithms of the sizes; beyond them it fades. The grid itself is smoothed from measured times, noise and gaps
-among them, by ``benchmarks/smoothing.py``.
+among them, by ``benchmarks/smoothing.py`` and, of products in 16 bits, ``boosting.py``.
 """
 
 from __future__ import annotations

@@ -172,3 +172,16 @@ def test_batched_products_in_32_bits_fill_the_tiles_of_their_library() -> None:
         assert (half / whole > narrow) == (name[0] == "A")
         short, long = times.micros("float", [(256, 1024, 1024, 80, 1), (256, 1024, 1024, 128, 1)])
         assert 0.55 < short / long < 0.8
+
+
+def test_the_benchmark_finds_borders_along_products_of_sizes() -> None:
+    from benchmarks.boosting import boosted, product_columns
+
+    random = np.random.default_rng(4)
+    points = np.exp2(random.integers(5, 14, (3000, 3)).astype(float))
+    truth = 0.3 * (points[:, 0] * points[:, 1] > 2**18)
+    noisy = truth + random.normal(0, 0.05, len(points)) + (random.random(len(points)) < 0.02)
+    columns = product_columns(points, 132)
+    left = points[:, 2] == 2**9
+    said = boosted(columns[~left], noisy[~left], columns[left])
+    assert np.abs(said - truth[left]).mean() < 0.02
