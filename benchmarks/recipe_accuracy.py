@@ -44,7 +44,7 @@ FIXED = {"tensor: megatron", "products: before FP8"}
 Pairs = list[tuple[Run, Layout]]
 Values = dict[str, float]
 NUDGE = 0.05  # of a constant's logarithm, by which its effect is measured
-ALONE = ", by constants alone"
+ALONE, LEARNED = ", by constants alone", ", by layers that runs taught (as evaluate --rows)"
 MOST = 150  # runs of a group that weigh as much as each
 ROUNDS = 3  # of fits to what is linear in the logarithms
 
@@ -266,7 +266,8 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
     of_fit = np.concatenate([shipped, by_layers])
     if own:
         by_layers = learned_left_out(pairs, near, weights)
-    both, out = [*alone, *learned], np.concatenate([errors, by_layers])
+    shown = [(run._replace(group=run.group + LEARNED), at) for run, at in learned]
+    both, out = [*alone, *shown], np.concatenate([errors, by_layers])
     print("each model or layout left out of the fit in turn:" if own else "by the shipped constants:")
     print("\n".join(text.table(lines(both, out, of_fit), right=set(range(1, 7)))))
     if own:
@@ -286,7 +287,8 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
         if published := run.row["memory_gib"]:
             print(f"memory of {run.name}: {predicted_gib:.1f} GiB, {published} GiB published")
     over, far = (sum(part > most for part in parts) for most in (1.0, 1.06))
-    print(f"{over} of {len(parts)} runs are predicted not to fit, {far} of them by 6% and more")
+    if parts:
+        print(f"{over} of {len(parts)} runs are predicted not to fit, {far} of them by 6% and more")
     print(f"{sum(bool(run.assumed) for run in runs)} rows with assumptions")
     stated = [run for run in runs if run.row.get("tp", "1") and run.row.get("mode") != "inf"]
     print(f"expressed: {len(pairs)} of {len(stated)} rows with a stated layout; refused of all {len(runs)}:")
