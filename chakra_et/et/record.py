@@ -127,6 +127,8 @@ def check(
             earlier = "an earlier version converted it, so that changed files aren't noticed: convert again"
             notes.append(f"{run.name}: {earlier}")
         heads = {path: et_file.read_metadata(path) for path, _ in contents(files.items())}
+        if not (report or alone or problems) and any("conversion_options" in head for head in heads.values()):
+            notes.append(f"{run.report_file} is gone, so that changed and missing files aren't noticed")
         worlds = [head.get("world_size") for head in heads.values()]
         world = max([world, *(size for size in worlds if type(size) is int)])
         first, *others = ((path, head.get("conversion_options")) for path, head in heads.items())

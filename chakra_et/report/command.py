@@ -27,6 +27,7 @@ from chakra_et.report.content import content, with_names
 from chakra_et.report.many import MOST_NODES, many_content
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
+from chakra_et.simulate.measured_steps import about_steps
 
 
 @dataclass
@@ -50,11 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if many := _many_ranks(config):
         name = str(many.folder / many.name)
         how = config.allow_missing_ranks, config.skeletons, config.cluster
-        table = step_table(name, *how)
-        found, columns = many_content(many, table, diagnose(load_run(name, *how)))
+        table, job = step_table(name, *how), load_run(name, *how)
+        found, columns = many_content(many, table, diagnose(job))
         output = path_of(config.output) if config.output else many.page_file
         size = write_page(output, "many", f"{many.name}: report", found, columns)
-        _tell(config, found, output, size)
+        _tell(config, found, about_steps(job.graph.traces), output, size)
         return 0
     chosen = find_run(config.names, config.allow_missing_ranks)
     run = load(chosen)
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from chakra_et.export.tables import write_workbook  # it needs openpyxl
 
         write_workbook(run, found["headline"], Path(config.xlsx))
-    _tell(config, with_names(found), output, size)
+    _tell(config, with_names(found), about_steps(run.traces), output, size)
     return 0
 
 
@@ -80,6 +81,7 @@ def _many_ranks(config: ReportConfig) -> RunFiles | None:
     return run if ranks > MOST_NODES or (ranks and config.skeletons == "on") else None
 
 
-def _tell(config: ReportConfig, found: dict[str, Any], output: Path, size: int) -> None:
-    told = [*found["headline"], f"{output}: {text.size(size)}, open it in a browser"]
+def _tell(config: ReportConfig, found: dict[str, Any], steps: list[str], output: Path, size: int) -> None:
+    notes = [f"note: {each}" for each in steps]
+    told = [*found["headline"], *notes, f"{output}: {text.size(size)}, open it in a browser"]
     print(json.dumps(found | {"page": str(output)}) if config.json else "\n".join(told))

@@ -186,6 +186,15 @@ def test_files_of_different_conversions_without_a_record_are_refused(run: Path, 
         find_rank_sets([str(run)])
 
 
+def test_a_run_without_its_record_is_opened_with_a_note(run: Path) -> None:
+    run_at(str(run)).report_file.unlink()
+    (found,) = find_rank_sets([str(run)])
+    (note,) = found.notes
+    assert note.endswith(
+        "tiny_2gpu_conversion.json is gone, so that changed and missing files aren't noticed"
+    )
+
+
 def test_one_file_of_a_run_may_be_named(run: Path) -> None:
     (found,) = find_rank_sets([f"{run}.1.et"])
     assert found.notes == [
