@@ -25,7 +25,7 @@ from chakra_et.traces.host import GROUP_RECORD, HostTrace
 # Written by the observer itself, or before Kineto starts: these have no counterpart in the device trace. Nor
 # need operations of gloo's threads: torch 2.4 doesn't profile these, and the observer misses what they end
 # after the training has gone on.
-_ONE_SIDED = ("[pytorch|profiler|execution_trace|", GROUP_RECORD, "gloo:")
+_ONE_SIDED = re.compile(r"\[pytorch\|profiler\|execution_trace\||gloo:|" + re.escape(GROUP_RECORD)).match
 _LINKED_SHARE = 0.95
 _DISPATCHED = re.compile(r"\w+::[\w.]+")
 # What the readers say of a file that is not all there; "invalid number" if it ends after a sign or a point.
@@ -93,9 +93,9 @@ def _read(load: Callable[[Path | str], Any], path: Path | str, label: str, repor
         return None
 
 
-def _named(trace: HostTrace | DeviceTrace, begin: tuple[str, ...] | str) -> np.ndarray:
-    """bool[rows]: whose names begin so."""
-    return np.isin(trace.name, [code for code, name in enumerate(trace.names) if name.startswith(begin)])
+def _named(trace: HostTrace | DeviceTrace, fits: Callable[[str], object]) -> np.ndarray:
+    """bool[rows]: whose names fit."""
+    return np.isin(trace.name, [code for code, name in enumerate(trace.names) if fits(name)])
 
 
 def _compare_steps(host: HostTrace, active_steps: int, structure: int, report: PairReport) -> None:
@@ -132,9 +132,7 @@ def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: P
     both = np.intersect1d(host_ids, device_ids)
     missing = in_device & within & ~np.isin(device.rf_id, both)
     # An exception ends all operators around the one it comes from, up to an annotation or a node of autograd.
-    dispatched = np.isin(
-        device.name, [n for n, name in enumerate(device.names) if _DISPATCHED.fullmatch(name)]
-    )
+    dispatched = _named(device, _DISPATCHED.fullmatch)
     early = []
     for row in np.flatnonzero(missing & dispatched).tolist():
         around = in_device & (device.thread == device.thread[row]) & (device.end >= device.end[row])

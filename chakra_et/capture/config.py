@@ -41,6 +41,12 @@ class TraceConfig:
         if not self.trace_output_dir:
             raise ValueError("--trace-output-dir is empty: give a folder")
 
+    def arguments(self) -> dict[str, Any]:
+        """Those of ``ChakraTracer``."""
+        own = {each.name.removeprefix("trace_"): getattr(self, each.name) for each in fields(TraceConfig)[1:]}
+        own["trace_name"] = own.pop("name")
+        return own
+
 
 # The environment variables of ``chakra-et run`` but for CHAKRA_TRACE, and the field that each sets.
 VARIABLES = {
@@ -81,8 +87,7 @@ def check_trace_name(name: str) -> str:
         raise ValueError(
             f"trace name {shown} is empty, starts with a dot, a dash or a space, or ends with a space"
         )
-    others = {letter for letter in name if not (letter.isalnum() or letter in _PUNCTUATION)}
-    if bad := sorted(letter for letter in others if not unicodedata.category(letter).startswith("M")):
+    if bad := sorted(x for x in {*name} - {*_PUNCTUATION} if unicodedata.category(x)[0] not in "LNM"):
         raise ValueError(
             f"trace name {shown} contains {', '.join(map(repr, bad))}: use letters, digits, spaces and "
             f"{_PUNCTUATION.strip()} (the folder is given separately)"

@@ -164,11 +164,8 @@ class Mailbox:
                     if self.store.check([f"{self.key}/{rank}"]):
                         records[rank] = json.loads(self.store.get(f"{self.key}/{rank}"))
             except Exception as error:
-                notify(
-                    logging.WARNING,
-                    "the manifest lacks ranks: the rendezvous store doesn't answer (%s)",
-                    error,
-                )
+                lost = "the manifest lacks ranks: the rendezvous store doesn't answer (%s)"
+                notify(logging.WARNING, lost, error)
                 self.store = None
             if time.monotonic() - began >= seconds():
                 break
@@ -183,10 +180,8 @@ def build_manifest(records: dict[int, dict[str, Any]], world_size: int, **facts:
     ]
     if missing:
         reasons.append(f"no report from rank {', '.join(map(str, missing))}")
-    groups = {}
-    for rank in sorted(records):
-        for group in records[rank]["process_groups"]:
-            groups[group["name"], tuple(group["ranks"])] = group
+    listed = (group for rank in sorted(records) for group in records[rank]["process_groups"])
+    groups = {(group["name"], tuple(group["ranks"])): group for group in listed}
     return {
         "manifest_version": MANIFEST_VERSION,
         **facts,

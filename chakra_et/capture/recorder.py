@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import mmap
 import os
 import time
 import weakref
@@ -28,17 +27,11 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ExecutionTraceObserver, ProfilerAction, ProfilerActivity, profile
 
 from chakra_et.capture import gloo
+from chakra_et.capture.heap import Reserve
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
-# What recording costs is the CPU time of a small computation, once before the recording and once within it,
-# and that of the page faults which it adds: the profiler's events fill new memory.
+# What recording costs is the CPU time of a small computation, once before the recording and once within it.
 PASSES = 6
 LAUNCHES = 200
-PAGES = 1024
 _RUNNING = "another profiler is already running in this process"
 
 _registered: weakref.WeakSet[ExecutionTraceObserver] = weakref.WeakSet()
@@ -80,7 +73,7 @@ class Recorder:
         self.memory = memory
         self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
         self.structure = self.first - 1 if warmup_steps else self.first
-        self.steps: list[tuple[float, float, int]] = []
+        self.steps: list[tuple[float, float]] = []
         # A profiler that prepares early notices one that another part of the program has prepared.
         self.prepared = max(min(wait_steps, self.structure - 1), 0)
         self._plain_us: dict[str, float] = {}
@@ -90,6 +83,7 @@ class Recorder:
         self._observer: ExecutionTraceObserver | None = None
         self._profiler: Any = None
         self._taken = False
+        self._reserve = Reserve()
         self._unhook: Callable[[], None] = lambda: None
 
     def start(self, host_trace: Path) -> None:
@@ -98,7 +92,6 @@ class Recorder:
             raise CaptureError(_RUNNING)
         self._observer = _register(host_trace)
         self._plain_us = _pass_us()
-        self._plain_us["fault"] = _shortest_us(_touch) / PAGES if resource else 0.0
         self._profiler = self._make_profiler()
         self._unhook = self._watch_sessions()
         self._settle_device()
@@ -109,8 +102,8 @@ class Recorder:
     def step(self) -> None:
         """End the current step and begin the next."""
         self._require_session()
-        wall, cpu, faults = self._now()
-        self.steps.append((wall - self._began[0], cpu - self._began[1], faults - self._began[2]))
+        wall, cpu = self._now()
+        self.steps.append((wall - self._began[0], cpu - self._began[1]))
         if self.structure + 1 < len(self.steps) == self.end:
             self._describe()
         self._settle_device()
@@ -142,13 +135,12 @@ class Recorder:
         self._profiler = None
         self._forget()
 
-    def _now(self) -> tuple[float, float, int]:
+    def _now(self) -> tuple[float, float]:
         cpu = time.process_time()
         for clock in self._polling:
             with contextlib.suppress(OSError):  # the thread has ended
                 cpu -= time.clock_gettime(clock)
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt if resource else 0
-        return time.perf_counter(), cpu, faults
+        return time.perf_counter(), cpu
 
     @property
     def _recording(self) -> bool:
@@ -166,6 +158,7 @@ class Recorder:
             return ProfilerAction.NONE
         if step < self.structure:
             return ProfilerAction.WARMUP
+        self._reserve.refill()
         return ProfilerAction.RECORD if step < self.end - 1 else ProfilerAction.RECORD_AND_SAVE
 
     def _describe(self) -> None:
@@ -173,8 +166,7 @@ class Recorder:
         facts = {
             "structure_step": self.structure,
             "untraced_steps": self.prepared if torch.cuda.is_available() else self.structure,
-            "step_us": [[round(wall * 1e6, 3), round(cpu * 1e6, 3)] for wall, cpu, _ in self.steps],
-            "step_faults": [faults for *_, faults in self.steps],
+            "step_us": [[round(wall * 1e6, 3), round(cpu * 1e6, 3)] for wall, cpu in self.steps],
             "plain_us": self._plain_us,
             "recorded_us": self._recorded_us,
             "passes": PASSES,
@@ -202,6 +194,7 @@ class Recorder:
 
     def _forget(self) -> None:
         self._unhook()
+        self._reserve.pins.clear()
         if self._observer is not None:
             _registered.discard(self._observer)
 
@@ -296,12 +289,6 @@ def _launch() -> None:
     for _ in range(LAUNCHES):
         on_device.mul_(1.0)
     torch.cuda.synchronize()
-
-
-def _touch() -> mmap.mmap:
-    fresh = mmap.mmap(-1, PAGES * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memoryview(fresh)[:: mmap.PAGESIZE] = bytes(PAGES)
-    return fresh
 
 
 def _is_other_prepared(kind: type = profile) -> bool:

@@ -153,18 +153,8 @@ class _RunTrace:
         from chakra_et.capture.tracer import ChakraTracer
 
         if self.tracer is None:
-            config = self.config
             self.stepping = stepping
-            self.tracer = ChakraTracer(
-                config.trace_output_dir,
-                str(config.trace_name),
-                config.trace_wait_steps,
-                config.trace_warmup_steps,
-                config.trace_active_steps,
-                gzip=config.trace_gzip,
-                memory=config.trace_memory,
-                run_info={"command": sys.argv},
-            )
+            self.tracer = ChakraTracer(**self.config.arguments(), run_info={"command": sys.argv})
             self.tracer.__enter__()
         elif stepping is self.stepping or (
             isinstance(stepping, Optimizer) and isinstance(self.stepping, Module)

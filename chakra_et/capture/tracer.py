@@ -287,7 +287,7 @@ class ChakraTracer:
             "unfinished_step": next((number for number in report.steps if number not in whole), None),
             "structure_step": self._recorder.structure,
             "step_times_us": {str(number): report.steps[number] for number in sorted(report.steps)},
-            "untraced_step_times_us": {str(number): round(wall * 1e6, 3) for number, (wall, *_) in untraced},
+            "untraced_step_times_us": {str(number): round(wall * 1e6, 3) for number, (wall, _) in untraced},
             "check": {
                 "linkable": bool(entries) and not report.problems,
                 **{name: value for name, value in vars(report).items() if name not in ("steps", "truncated")},
@@ -297,14 +297,8 @@ class ChakraTracer:
         }
 
     def _write_manifest(self, records: dict[int, dict[str, Any]]) -> dict[str, Any]:
-        manifest = trace_manifest.build_manifest(
-            records,
-            self.world_size,
-            trace_name=self.name,
-            run=self.run_info,
-            schedule=self.schedule,
-            backend=self._backend,
-        )
+        facts = {"run": self.run_info, "schedule": self.schedule, "backend": self._backend}
+        manifest = trace_manifest.build_manifest(records, self.world_size, trace_name=self.name, **facts)
         path = self.files.run.manifest_file
         if trace_manifest.write_json(path, manifest) and len(records) == 1:  # the first of several writes
             notify(logging.WARNING, "%s: secrets were left out, by their names or forms", path)
@@ -322,11 +316,10 @@ def hold_signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield held
         return
-    found = {int(watched): signal.getsignal(watched) for watched in (signal.SIGINT, signal.SIGTERM)}
-    # None: installed by C code, so it can't be restored
-    handlers = {watched: handler for watched, handler in found.items() if handler is not None}
-    for watched in handlers:
-        signal.signal(watched, lambda number, frame: held.append(number))
+    handlers = {}
+    for watched in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(watched) is not None:  # None: by C code, which can't be restored
+            handlers[int(watched)] = signal.signal(watched, lambda number, frame: held.append(number))
     try:
         yield held
     finally:

@@ -169,8 +169,8 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
 
     Recording costs CPU time per operator and per runtime call. It is what the traced steps took longer than
     the untraced ones of the same run, within a factor of ``_PLAUSIBLE`` of what the tracer measured before
-    the training and what page faults add, or that alone if the run has fewer than two untraced steps. The
-    device keeps its times, and whatever waited for the host starts earlier.
+    the training, or that alone if the run has fewer than two untraced steps. The device keeps its times, and
+    whatever waited for the host starts earlier.
 
     ``measured_ns``: the cost per operator by the tracer's measurement. Nodes keep ``recorded_micros`` where
     the duration changes; communication keeps ``recorded_start_micros``, from which the waits of the ranks for
@@ -237,11 +237,8 @@ def step_facts(recording: Recording | None) -> str:
 def _per_operator(recording: Recording, measured_ns: float, operators: float) -> float:
     """ns that recording took per operator, of which there are ``operators`` in the timed steps."""
     timed, untraced = recording.timed_us, recording.untraced_us
-    if not timed or not operators:
+    if not timed or not operators or len(untraced) < 2:
         return measured_ns
-    in_ns = 1000 * len(timed) / operators
-    expected_ns = measured_ns + recording.added_faults * recording.plain_us.get("fault", 0.0) * in_ns
-    if len(untraced) < 2:
-        return expected_ns
-    found = (median(cpu for _, cpu in timed) - median(cpu for _, cpu in untraced)) * in_ns
-    return float(np.clip(found, expected_ns / _PLAUSIBLE, expected_ns * _PLAUSIBLE))
+    longer = median(cpu for _, cpu in timed) - median(cpu for _, cpu in untraced)
+    found = longer * 1000 * len(timed) / operators
+    return float(np.clip(found, measured_ns / _PLAUSIBLE, measured_ns * _PLAUSIBLE))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Annotated, Any
 
 import msgspec
@@ -121,15 +120,13 @@ class Recording(msgspec.Struct, frozen=True):
     ``structure_step``: the step in which the ExecutionTraceObserver ran; its times are not used if a step
     follows. ``step_us``: duration by the host's clock and CPU time of the process, in µs, of each step from
     the first of the training on, the first ``untraced_steps`` of which ran without a profiler.
-    ``step_faults``: page faults of each. ``plain_us``, ``recorded_us``: CPU time of the computation:
-    ``operators``, and with a GPU ``launches``, of which there are as many as that says; and of one page
-    ``fault``. ``passes``: how often it ran within the recording.
+    ``plain_us``, ``recorded_us``: CPU time of the computation: ``operators``, and with a GPU ``launches``, of
+    which there are as many as that says. ``passes``: how often it ran within the recording.
     """
 
     structure_step: Annotated[int, Meta(ge=0)]
     untraced_steps: Annotated[int, Meta(ge=0)]
     step_us: list[tuple[_Time, _Time]]
-    step_faults: list[_Time] = []
     plain_us: dict[str, _Time] = {}
     recorded_us: dict[str, _Time] = {}
     passes: Annotated[int, Meta(ge=1)] = 1
@@ -144,13 +141,6 @@ class Recording(msgspec.Struct, frozen=True):
     def timed_us(self) -> list[tuple[float, float]]:
         """The steps that count: those after the structure step or, without any, that step itself."""
         return self.step_us[self.structure_step + 1 :] or self.step_us[self.structure_step :]
-
-    @property
-    def added_faults(self) -> float:
-        """How many page faults more a timed step has than an untraced one; 0 if not known."""
-        untraced = self.step_faults[max(1, self.untraced_steps // 2) : self.untraced_steps]
-        timed = self.step_faults[self.structure_step + 1 :] or self.step_faults[self.structure_step :]
-        return max(median(timed) - median(untraced), 0.0) if untraced and timed else 0.0
 
     def added_us(self, what: str) -> float:
         """CPU time that recording adds to one pass of the operators or of the launches."""

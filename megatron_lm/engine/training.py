@@ -154,11 +154,8 @@ def _tracer(settings: Settings) -> contextlib.AbstractContextManager[ChakraTrace
         return contextlib.nullcontext()
     name = f"megatron_{settings.model}_{settings.world_size}gpu"
     folder = (FOLDER / settings.trace_output_dir).resolve()
-    rank, size = dist.get_rank(), dist.get_world_size()
-    return ChakraTracer(
-        folder, name, TRACE_WAIT, TRACE_WARMUP, TRACE_ACTIVE, rank, size,
-        run_info={"model": settings.model, "partition": settings.partition},
-    )  # fmt: skip
+    info = {"model": settings.model, "partition": settings.partition}
+    return ChakraTracer(folder, name, TRACE_WAIT, TRACE_WARMUP, TRACE_ACTIVE, run_info=info)
 
 
 class Health:

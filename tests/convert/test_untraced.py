@@ -186,15 +186,3 @@ def test_the_first_half_of_the_untraced_steps_warms_up():
     assert [wall for wall, _ in Recording(8, 8, steps).untraced_us] == [20, 21, 22, 23]
     assert [wall for wall, _ in Recording(2, 2, steps).untraced_us] == [90]
     assert Recording(1, 1, steps).untraced_us == Recording(0, 0, steps).untraced_us == []
-
-
-@pytest.mark.parametrize("untraced, cost", [(4, 800.0), (2, 600.0)])
-def test_page_faults_of_the_profilers_memory_are_part_of_the_cost(untraced, cost):
-    """A step of 1,000 operators, 100 ns each by the measurement, with 250 page faults of 2 µs more."""
-    steps = [(0.0, 5000.0)] * 4 + [(0.0, 9000.0), (0.0, 5800.0), (0.0, 5800.0)]
-    faults = [900, 10, 10, 10, 800, 260, 260]
-    recording = Recording(4, untraced, steps, faults, {"fault": 2.0})
-    assert _per_operator(recording, 100.0, 2000) == cost
-    assert _per_operator(Recording(4, untraced, steps), 100.0, 2000) == pytest.approx(
-        500 if untraced > 2 else 100
-    )

@@ -154,9 +154,7 @@ class Trainer:
             "tokenizer": self.tokenizer_source,
             "config": dataclasses.asdict(config),
         }
-        steps = (config.trace_wait_steps, config.trace_warmup_steps, config.trace_active_steps)
-        options = {"gzip": config.trace_gzip, "memory": config.trace_memory}
-        return ChakraTracer(config.trace_output_dir, config.trace_name, *steps, **options, run_info=info)
+        return ChakraTracer(**config.arguments(), run_info=info)
 
     def train(self) -> int:
         """Train to the end; returns 0, or 128 + N after signal N."""
