@@ -10,8 +10,8 @@ of gloo's threads that poll for messages; with ``--clock wall`` both are times o
 turns: medians; over ranks: means. ``again``: how far the truth of a turn is from the median of the turns, on
 average, as processes of one script differ. ``own``: how far the untraced steps of the traced process are from
 the truth, which is what a graph that is right about its own process is off by. ``traced`` and ``observed``:
-the timed and the structure step as recorded, which is the state before and after. Then the mean
-and the worst error.
+the timed and the structure step as recorded, which is the state before and after. ``faults``: page faults of
+rank 0 in an untraced and in a timed step. Then the mean and the worst error.
 
 ``--modules``: the time by class of module, see ``step_truth_modules``.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,18 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
         tracer = ChakraTracer(folder, "run", wait, 1, active)
         tracer.__enter__()
 
+    def page_faults() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    faults: list[int] = []
+    at_start = [page_faults()]
+
     def after() -> None:
+        faults.append(page_faults() - at_start[0])
+        end_step()
+        at_start[0] = page_faults()
+
+    def end_step() -> None:
         if tracer is not None:
             tracer.step()
             return
@@ -80,6 +92,7 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
         last[:] = clocks()
 
     SCRIPTS[name](size, wait + 1 + active, after)
+    Path(folder, f"faults{rank}_{int(traced)}.json").write_text(json.dumps(faults[wait + 1 :]))
     if tracer is None:
         Path(folder, f"plain{rank}.json").write_text(json.dumps(seconds[wait + 1 :]))
         Path(folder, f"modules{rank}.json").write_text(json.dumps(modules[wait + 1 :]))
@@ -115,9 +128,9 @@ def run(name: str, size: int, folder: Path, traced: bool, by_module: bool = Fals
     raise RuntimeError(f"{name} {size}: {done.stderr[-2000:]}")
 
 
-def measure(name: str, size: int, clock: str) -> tuple[float, float, float, float, float]:
+def measure(name: str, size: int, clock: str) -> tuple[float, ...]:
     """ms: untraced step of a process of its own; the graph's, the timed and the structure step; the untraced
-    step of the traced process."""
+    step of the traced process. And page faults of rank 0 in an untraced step and in a timed one."""
     from chakra_et.convert.pair import PairOptions
     from chakra_et.convert.runs import convert_sets
     from chakra_et.et import file as et_file
@@ -148,8 +161,9 @@ def measure(name: str, size: int, clock: str) -> tuple[float, float, float, floa
                 taken = ends[0] - ends[1]
             graphs.append(traced[-1] - taken / 1000 / len(steps))
             observed.append(recording.step_us[recording.structure_step][at] / 1000)
+        faults = [median(json.loads((folder / f"faults0_{n}.json").read_text())) for n in (0, 1)]
     truth = mean(median(step[at] * 1000 for step in steps) for steps in plain)
-    return truth, mean(graphs), mean(traced), mean(observed), mean(own_steps)
+    return truth, mean(graphs), mean(traced), mean(observed), mean(own_steps), *faults
 
 
 def main() -> int:
@@ -168,19 +182,23 @@ def main() -> int:
         return compare(config.scripts.split(","), list(map(int, config.sizes.split(","))), config.turns)
     errors = []
     print(
-        f"{'script':26} size  truth ms  graph ms  error %  again %  own %  traced/truth  observed/truth",
+        f"{'script':26} size  truth ms  graph ms  error %  again %  own %  traced/truth  observed/truth"
+        "  faults",
         flush=True,
     )
     again = []
     for name in config.scripts.split(","):
         for size in map(int, config.sizes.split(",")):
             turns = [measure(name, size, config.clock) for _ in range(config.turns)]
-            truth, graph, traced, observed, own = (median(column) for column in zip(*turns, strict=True))
+            truth, graph, traced, observed, own, *faults = (
+                median(column) for column in zip(*turns, strict=True)
+            )
             errors.append(100 * (graph / truth - 1))
             again.append(100 * mean(abs(turn[0] / truth - 1) for turn in turns))
             print(
                 f"{name:26} {size:4}  {truth:8.2f}  {graph:8.2f}  {errors[-1]:+7.1f}  {again[-1]:7.1f}"
-                f"  {100 * (own / truth - 1):+5.1f}  {traced / truth:12.2f}  {observed / truth:14.2f}",
+                f"  {100 * (own / truth - 1):+5.1f}  {traced / truth:12.2f}  {observed / truth:14.2f}"
+                f"  {faults[0]:.0f} → {faults[1]:.0f}",
                 flush=True,
             )
     sizes = [abs(error) for error in errors]

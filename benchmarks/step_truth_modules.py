@@ -91,8 +91,8 @@ def cut(run: Path, target: Path, kept: Any) -> None:
                     event["name"] = f"ProfilerStep#{number[step]}"
                 events.append(event)
         trace["traceEvents"] = events
-        for name in ("step_us", "step_faults"):
-            facts[name] = [*facts[name][:first], *(facts[name][first + at] for at in kept)]
+        steps = facts["step_us"]
+        facts["step_us"] = [*steps[:first], *(steps[first + at] for at in kept)]
         (target / names["device"]).write_bytes(msgspec.json.encode(trace))
         record["steps"] = list(range(first, first + len(kept)))
     (target / "run_manifest.json").write_text(json.dumps(manifest))
@@ -139,8 +139,9 @@ def raw_times(path: Path, kept: range) -> tuple[Times, Times, set[str], float]:
     return matched, left_out, waits, float(np.median(walls))
 
 
-def graph_times(folder: Path) -> tuple[Times, Times]:
-    """ms per step in each class of module in rank 0's graph, as recorded and without what recording cost."""
+def graph_times(folder: Path, waits: set[str]) -> tuple[Times, Times]:
+    """ms per step in each class of module in rank 0's graph, as recorded and without what recording cost. As
+    recorded, those in ``waits`` hold the waits of the graph, which have no duration."""
     from chakra_et.convert.pair import PairOptions
     from chakra_et.convert.runs import convert_sets
     from chakra_et.et import file as et_file
@@ -167,9 +168,10 @@ def graph_times(folder: Path) -> tuple[Times, Times]:
         step_of = np.searchsorted(start[marks], start[rows], side="right") - 1
         last = start[rows]
         np.maximum.at(last, call[held], (start + own)[held])
-        # Its durations and what it waited; before that, the durations were longer.
-        less_cost, as_recorded = last - start[rows], last - start[rows]
-        np.add.at(as_recorded, call[held], (recorded - own)[held])
+        less_cost = last - start[rows]
+        waited = name.removeprefix(PREFIX) in waits
+        as_recorded = less_cost.copy() if waited else np.zeros_like(less_cost)
+        np.add.at(as_recorded, call[held], (recorded - own if waited else recorded)[held])
         for times, took in zip(found, (as_recorded, less_cost), strict=True):
             sums = np.zeros(len(marks))
             np.add.at(sums, step_of, took / 1000)
@@ -201,9 +203,9 @@ def measure(name: str, size: int) -> tuple[dict[str, Row], set[str], float]:
         run(name, size, folder, True, by_module=True)
         matched, truth, waits, step = raw_times(folder / "run_device.json", kept)
         cut(folder, folder / "kept", kept)
-        recorded, graph = graph_times(folder / "kept")
+        recorded, graph = graph_times(folder / "kept", waits)
         cut(folder, folder / "observed", range(0))
-        observed, _ = graph_times(folder / "observed")
+        observed, _ = graph_times(folder / "observed", waits)
         ratio = _ratio(msgspec.json.decode((folder / "run_device.json").read_bytes())["chakra_et"], kept)
     rows = {
         of: Row(
