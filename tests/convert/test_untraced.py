@@ -186,3 +186,10 @@ def test_the_first_half_of_the_untraced_steps_warms_up():
     assert [wall for wall, _ in Recording(8, 8, steps).untraced_us] == [20, 21, 22, 23]
     assert [wall for wall, _ in Recording(2, 2, steps).untraced_us] == [90]
     assert Recording(1, 1, steps).untraced_us == Recording(0, 0, steps).untraced_us == []
+
+
+@pytest.mark.parametrize("untraced, cost", [(4, 500.0), (2, 100.0)])
+def test_the_cost_is_near_what_the_tracer_measured(untraced, cost):
+    """A step of 1,000 operators, 100 ns each by the measurement, that takes 800 µs longer than untraced."""
+    steps = [(0.0, 5000.0)] * 4 + [(0.0, 9000.0), (0.0, 5800.0), (0.0, 5800.0)]
+    assert _per_operator(Recording(4, untraced, steps), 100.0, 2000) == pytest.approx(cost)
