@@ -83,6 +83,7 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "group-local": "collectives of a group with one rank, kept as compute",
         "no-host-trace": "no host trace: nodes have no tensor ids, storages and operator schemas",
         "structure-matched": "operators matched by order and name with the step with recorded tensors",
+        "structure-alone": "operators of the step with recorded tensors that a later step lacks",
         "no-host-node": "operators and annotations without a host node, kept with their times",
         "memory-event": "allocations and frees, counted as memory of the nodes in which they happened",
         "graph-kernel": "kernels of CUDA or HIP graphs, whose operators aren't recorded",

@@ -60,6 +60,25 @@ def test_the_graph_has_the_active_steps_with_the_tensors_of_the_structure_step(p
     )
 
 
+def test_operators_that_a_timed_step_lacks_are_counted(pair, tmp_path):
+    """They weren't: only those that the structure step lacks were."""
+    device = json.loads(pair.device.read_text())
+    events = device["traceEvents"]
+    steps = [event for event in events if event.get("name") == "ProfilerStep#6"]
+    (mark,) = (event for event in steps if event["cat"] == "user_annotation")
+    within = [
+        event
+        for event in events
+        if event.get("cat") == "cpu_op" and mark["ts"] < event["ts"] < mark["ts"] + mark["dur"]
+    ]
+    gone = [event for event in within if event["name"] == "aten::addmm"]
+    device["traceEvents"] = [event for event in events if event not in gone]
+    path = tmp_path / pair.device.name
+    path.write_text(json.dumps(device))
+    assert "structure-alone" not in convert_pair(pair).report.notes
+    assert convert_pair(Pair(0, pair.host, path)).report.notes["structure-alone"] == len(gone) > 0
+
+
 def test_operators_of_each_step_have_ids_of_their_own(pair):
     trace = convert_pair(pair).trace
     products = [row for row in range(len(trace)) if trace.names[row] == "aten::addmm"]

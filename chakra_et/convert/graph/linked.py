@@ -123,6 +123,7 @@ def link_rank(
         kept = inside
     findings.add("structure-matched", (likeness[kept] > 0).sum())
     findings.add("structure-differs", (likeness[kept] < 0).sum())
+    findings.add("structure-alone", (likeness == -2).sum())
     if not kept.all():
         memory = device.memory
         memory = memory.take(np.flatnonzero((memory.time >= begin) & (memory.time < end)))
@@ -159,7 +160,7 @@ def with_structure(
 ) -> tuple[np.ndarray, float, DeviceTrace, np.ndarray, np.ndarray]:
     """Which rows' times count (bool), the ns that recording took per operator by the tracer's measurement,
     the trace with record-function ids in all steps, its link, and for each row 1 if the structure step has
-    its like, -1 if not, 0 if that doesn't matter.
+    its like, -1 if not, -2 if it is of the structure step and a later one lacks its like, else 0.
 
     Our tracer runs the ExecutionTraceObserver in one step, which it slows down, and lets Kineto alone record
     the steps that follow, without record-function ids. Their operators are matched with those of the
@@ -195,6 +196,7 @@ def with_structure(
         host_row[same] = host_row[like]
         own = device.rf_id[like]
         record[same] = np.where(own > 0, own + (step - 1) * ids, own)
+        likeness[np.setdiff1d(source, like)] = -2
         likeness[rows] = -1
         likeness[same] = 1
     kept = np.where(calls >= 0, step_of[calls], step_of) > 0
