@@ -148,7 +148,7 @@ def _compare_ids(host: HostTrace, device: DeviceTrace, structure: int, report: P
         )
         return
     # Operators of other threads may be missing from one trace, those of the training thread may not.
-    own = np.isin(host.tid, host.tid[_named(host, "ProfilerStep#")])
+    own = np.isin(host.tid, host.tid[_named(host, re.compile("ProfilerStep#").match)])
     lost = Counter(host.names[code] for code in host.name[in_host & own & ~np.isin(host.rf_id, both)])
     missing &= np.isin(device.thread, [device.thread[row] for _, row in device_trace.steps(device)])
     missing[early] = False
