@@ -200,7 +200,8 @@ def test_a_large_product_reaches_the_published_rate() -> None:
         recipes._parts([Matmul(6912, 16384, 2048)], gpu, "T", Options(precision=precision))["products"]
         for precision in ("mixed", "fp32")
     ]
-    assert 2 * 6912 * 16384 * 2048 / times[0] == pytest.approx(267.9e12, rel=0.1)
+    # The public table of A100 has 243.5 TFLOP/s with 4,096 rows and 242.0 with 8,192 (another source 267.9).
+    assert 2 * 6912 * 16384 * 2048 / times[0] == pytest.approx(242e12, rel=0.05)
     assert times[1] > 1.5 * times[0]
 
 
