@@ -47,12 +47,15 @@ def grid_of(kind: str, table: Table, values: Values) -> grids.Grid:
     places = model.place(table.points)
     if kind != "16 bit":
         return smooth(places, beyond, ATTENTION if kind == "attention" else PRODUCT)
-    axes = [np.unique(column) for column in places.T]
+    m, n, k = (np.unique(column) for column in places.T)
+    between = 8 * np.rint(np.sqrt(n[1:] * n[:-1]) / 8)  # what trees say changes there: not by a straight line
+    axes = m, np.unique(np.concatenate([n, between])), k
     every = np.stack([each.reshape(-1) for each in np.meshgrid(*axes, indexing="ij")], axis=1)
     asked = product_columns(np.concatenate([places, every]), table.gpu.units)
     said = boosted(asked[: len(places)], beyond, asked)
     rest = smooth(places, beyond - said[: len(places)], PRODUCT)
-    return replace(rest, logs=rest.logs + said[len(places) :].reshape(rest.logs.shape))
+    logs = said[len(places) :] + rest.at(every)
+    return grids.Grid(axes, logs.reshape([len(sizes) for sizes in axes]))
 
 
 def own_times(kind: str, table: Table) -> KernelTimes:

@@ -10,7 +10,8 @@ products in 32 bits: how far the time of one product is from that between the ne
 batch of its own (m, n, k), for which a library takes the same kernel. Of ``measure-gpu``'s 100 shapes: how
 far off all others are by the parameters fitted to them, and with what they say of others as shipped; and what
 more shapes say, up to all but those judged, by ``smoothing.py``. Of 8-bit products: how far the model is off
-with parameters fitted to the GPU's own rows.
+with parameters fitted to the GPU's own rows. Of bfloat16 products: how far off those of ``BETWEEN``
+columns are, by all others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks.cost_accuracy import Options
-from benchmarks.cost_fits import drawn, fitted, stranger
+from benchmarks.cost_fits import drawn, fitted, own_times, stranger
 from benchmarks.cost_tables import Table, read_float, read_products
 from benchmarks.smoothing import PRODUCT, smooth
 from chakra_et import cli
@@ -34,6 +35,8 @@ from chakra_et.cost.kernel_times import MODELS, KernelTimes, calibrated
 MORE = (400, 1600, 6400)
 """Shapes."""
 JUDGED = 4000
+BETWEEN = (512, 1536, 3584, 7168, 12288)
+"""Columns that are left out together."""
 
 
 def scatter(points: np.ndarray, logs: np.ndarray) -> list[float]:
@@ -93,6 +96,13 @@ def own_parameters(kind: str, table: Table) -> float:
     return float(np.abs(said / table.micros - 1).mean())
 
 
+def between_columns(table: Table) -> float:
+    """The error for numbers of columns between those that were measured."""
+    left = np.isin(table.points[:, 2], BETWEEN)
+    said = own_times("16 bit", table.where(~left)).micros("16 bit", table.points[left])
+    return float(np.abs(said / table.micros[left] - 1).mean())
+
+
 def main() -> int:
     """Print the tables."""
     options = cli.parse(Options, description=__doc__.splitlines()[0])
@@ -112,6 +122,9 @@ def main() -> int:
     for name, table in tables.items():
         figures = by_few(name, tables)
         print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)
+    print("\n| GPU | columns between those measured |\n|---|---|")
+    for table in tables.values():
+        print(f"| {table.gpu.name} | {between_columns(table):.1%} |", flush=True)
     print("\n| GPU | 8-bit products by parameters of its own |\n|---|---|")
     for table in narrow.values():
         print(f"| {table.gpu.name} | {own_parameters('8 bit', table):.1%} |", flush=True)
