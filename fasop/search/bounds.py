@@ -45,9 +45,10 @@ class Bounds:
         self.cluster = passes.links.cluster
         self._known_speeds: dict[tuple[int, ...], _Speeds | None] = {}
 
-    def lower(self, shape: Shape) -> float:
+    def lower(self, shape: Shape, rough: bool = False) -> float:
         """Of a whole step; inf where the shape has no plan. 0 where a GPU type alone can't make a stage: a
-        mixed one may still be faster than any other, and nothing is known.
+        mixed one may still be faster than any other, and nothing is known. ``rough``: of computation alone,
+        as if layers could be divided, which takes a fraction of the time.
         """
         speeds, pp = self._speeds(shape), shape.pp
         if speeds is None:
@@ -58,25 +59,51 @@ class Bounds:
         work, m = speeds.layers + speeds.others, self.model.global_batch // shape.batch
         if not math.isfinite(work) or sum(count for _, count in slow) < pp - 1e-9:
             return math.inf
-        messages, each, embedding = self._communication(shape)
+        layer, number = layers[0][0], self.model.layers
         slowest = max(
             speeds.layers / sum(count / seconds for seconds, count in slow),
             work / sum(count / seconds for seconds, count in slow_any),
         )
         # Of each stage, for how many micro-batches' passes it has work left behind the first.
         weights = [m - 1 - min(pp - 1 - stage, m - 1) * speeds.ahead for stage in range(pp)]
-        busiest = (m - 1) * each * min(pp - 1, 2)
+        busiest = 0.0
         if weights[-1] > 0:
             paces = _along(slow, pp)
-            left = speeds.layers / sum(pace / weight for pace, weight in zip(paces, weights, strict=True))
-            busiest = max(busiest, left)
+            busiest = speeds.layers / sum(pace / weight for pace, weight in zip(paces, weights, strict=True))
         # All stages but those with the embedding and the head alone have a layer, also on slow GPUs.
         missing, held, through = max(pp - 2.0, 0.0), 0.0, speeds.others
         for seconds, count in layers:
             some = min(count, missing)
             missing, held, through = missing - some, held + some, through + some * seconds
-        through += max(self.model.layers - held, 0.0) * layers[0][0]
-        return embedding + max(m * (slowest + each), max(work, through) + 2 * messages + busiest)
+        through += max(number - held, 0.0) * layer
+        through = max(work, through)
+        if rough:
+            return max(m * slowest, through + busiest)
+        messages, each, embedding = self._communication(shape)
+        waits = (m - 1) * each * np.array([(stage > 0) + (stage < pp - 1) for stage in range(pp)])
+        # Each layer is on a stage: as many ends of some stage's k-th layer come before the last, or with it.
+        ends = np.outer(np.arange(1, number + 1) * layer, np.maximum(weights, 0)) + waits
+        busiest = max(busiest, waits.max(), np.partition(ends, number - 1, axis=None)[number - 1])
+        slowest = max(slowest, -(-number // pp) * layer)
+        pipeline = max(m * (slowest + each), through + 2 * messages + busiest)
+        first, fullest = self._with_gradients(shape)
+        return float(max(embedding + pipeline + first, fullest))
+
+    def _with_gradients(self, shape: Shape) -> tuple[float, float]:
+        """Seconds for gradients and their update, once per step: of the first stage; and, after all its
+        passes, of a stage with as many layers as some stage must have.
+        """
+        tables, layers = StageCosts(self.passes, shape), np.flatnonzero(self.passes.layers)
+        most = -(-len(layers) // shape.pp)
+        stages = layers[: len(layers) - most + 1], layers[most - 1 :] + 1
+        found = []
+        for gpu in self.cluster.gpus:
+            table = tables.table(tables.pure_seats(gpu.name), 1, fit=False)
+            once = table.reduction + table.update
+            steps = tables.micro_batches * (table.forward + table.backward) + once
+            found.append((once[0, 1:].min(), steps[stages].min()))
+        first, fullest = np.min(found, axis=0)
+        return first, fullest if fullest < math.inf else 0.0
 
     def _communication(self, shape: Shape) -> tuple[float, float, float]:
         """Seconds of one message over every boundary, of the shortest one, and of the embedding's copies."""

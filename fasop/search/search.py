@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import heapq
 import itertools
 import math
 import os
@@ -10,10 +12,8 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-
-from tqdm import tqdm
 
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
@@ -100,7 +100,7 @@ def parts_of(cluster: Cluster) -> list[Cluster]:
 
 
 def _tasks(model: Model, goal: Goal) -> tuple[list[Task], PlanError | None]:
-    """Every shape of every planner in the order in which they are tried; and why one has none."""
+    """Every shape of every planner, and why one has none."""
     tasks: list[Task] = []
     problem = None
     for index, planner in enumerate(_planners):
@@ -119,9 +119,7 @@ def _tasks(model: Model, goal: Goal) -> tuple[list[Task], PlanError | None]:
             if planner.options.per_stage and key in seen:
                 continue
             seen.add(key)
-            tasks.append((planner.bounds.lower(shape) * rate, index, shape))
-    # Shapes that leave out stages come last: most of them are beaten by then.
-    tasks.sort(key=lambda task: (not _planners[task[1]].is_deepest(task[2]), task[0]))
+            tasks.append((planner.bounds.lower(shape, rough=True) * rate, index, shape))
     return tasks, problem
 
 
@@ -214,18 +212,41 @@ def _work(tasks: list[Task], kept: _Kept, window: int, start: Start, end: float)
         if plan := result():
             kept.add(planner, plan)
 
-    tried = 0
-    for task in tqdm(tasks, unit=" shapes", leave=False, disable=not sys.stderr.isatty()):
-        if time.monotonic() > end and kept.plans:
-            break
-        tried += 1
-        while len(pending) >= window and not kept.is_hopeless(task):
-            take()
-        if not kept.is_hopeless(task):
-            pending.append((task[1], start(task, kept.goal.everything, kept.limit(task))))
+    # Shapes that leave out stages come last: most of them are beaten by then.
+    heap = [(not _planners[task[1]].is_deepest(task[2]), task[0], at) for at, task in enumerate(tasks)]
+    heapq.heapify(heap)
+    whole: set[int] = set()  # the tasks whose bound is that of a whole step
+    with _bar(len(tasks)) as done:
+        while heap and not (time.monotonic() > end and kept.plans):
+            shallow, bound, at = heapq.heappop(heap)
+            index, shape = tasks[at][1:]
+            task = bound, index, shape
+            if at not in whole and not kept.is_hopeless(task):
+                whole.add(at)
+                bound = _planners[index].bounds.lower(shape) * _rate(_planners[index].cluster, kept.goal)
+                heapq.heappush(heap, (shallow, bound, at))
+                continue
+            while len(pending) >= window and not kept.is_hopeless(task):
+                take()
+            if not kept.is_hopeless(task):
+                pending.append((index, start(task, kept.goal.everything, kept.limit(task))))
+            done()
     while pending:
         take()
-    return [task for task in tasks[tried:] if not kept.is_hopeless(task)]
+    left = [(bound, *tasks[at][1:]) for _, bound, at in heap]
+    return [task for task in left if not kept.is_hopeless(task)]
+
+
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[Callable[[], object]]:
+    """What a tried shape calls: progress on a terminal. To load tqdm takes as long as a small search."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit=" shapes", leave=False) as bar:
+        yield bar.update
 
 
 def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:
