@@ -22,7 +22,7 @@ from chakra_et import cli, files
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, is_measured, read_costs
-from fasop.inputs.models import Model, find_model
+from fasop.inputs.models import CpComm, Model, find_model
 from fasop.output import report
 from fasop.plans.options import Attention, Options, Recompute
 from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front, plans_json
@@ -64,6 +64,7 @@ class Config:
     attention: Attention = exact_flag("flash: a fused kernel, no scores stored; flash2: before 3", "unfused")
     precision: Numbers = exact_flag("mixed, or bf16: fp32 master weights; fp8 to nvfp4: of products", "mixed")
     cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1, least=1)
+    cp_comm: CpComm = exact_flag("their attention: keys and values in a ring, or all-to-all by heads", "ring")
     fsdp: bool = exact_flag("parameters sharded, communication overlapped (--zero 3 --overlap)", False)
     hsdp: int = exact_flag("--fsdp within groups of N GPUs, each with a copy of the parameters", 0, least=0)
     offload: bool = exact_flag("optimizer states and their update on the host", False)
@@ -167,7 +168,7 @@ def found(
     """The plans, their rows if they are asked for, and the clusters. ``costs``: before those of files."""
     model = find_model(config.model, config.models_file)
     batch, seq = config.global_batch or model.global_batch, config.seq or model.seq
-    model = replace(model, global_batch=batch, seq=seq).split_sequences(config.cp)
+    model = replace(model, global_batch=batch, seq=seq).split_sequences(config.cp, config.cp_comm)
     clusters = load_clusters(config.cluster)
     if config.objective != "time" and not any(cluster.price_per_hour for cluster in clusters):
         raise PlanError(f"{config.cluster} has no prices: give a cluster file with price_per_hour.")

@@ -70,6 +70,16 @@ class Communication:
         return COLLECTIVE_START + passes * hop, passes * BITS / n * seconds_per_bit
 
     @memo
+    def to_neighbour(self, group: Group, size: float, rings: int) -> float:
+        """Seconds of a message of ``size`` bytes from each GPU of a group to the next, all at once as in a
+        collective; rings: groups like this one that are active at once.
+        """
+        # Over each node's network one GPU of a ring sends.
+        edges = group if len(group) == 1 else tuple(part._replace(gpus=1) for part in group)
+        seconds_per_bit, hop = self._slowest(edges, size, rings)
+        return hop + size * BITS * seconds_per_bit
+
+    @memo
     def exchange(self, group: Group, size: float, copies: int, rings: int) -> float:
         """Seconds in which each GPU of a group sends ``copies`` of each of its tokens, ``size`` bytes in all,
         to others, an equal share to each.

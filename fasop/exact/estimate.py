@@ -91,11 +91,11 @@ def _replicas(
     is_layer = passes.layers[units]
 
     @functools.cache
-    def row(group: Group, mbs: int, ep: int, experts: Group) -> list[float]:
+    def row(group: Group, mbs: int, ep: int, experts: Group, context: Group) -> list[float]:
         gpu, tp = passes.links.cluster.gpu(group[0].gpu), group_size(group)
         costs = passes.units(gpu.name, tp, mbs, ep, len(group))
         notes.update(dict.fromkeys(costs.notes))
-        each = passes.replica(mbs, stage.recompute, group, data, experts)
+        each = passes.replica(mbs, stage.recompute, group, data, experts, context)
         forward, backward = (seconds[units] for seconds in each)
         sizes = passes.compute.sizes(gpu, tp)
         parameters, of_experts = held_parameters(model, tp, ep, lambda each: np.array(each[units].sum()))
@@ -120,11 +120,9 @@ def _replicas(
 
     found = []
     for at, one in enumerate(stage.replicas):
-        experts: Group = ()
-        if model.experts:
-            first = at // one.ep * one.ep
-            experts = _alone(_data(stage.replicas[first : first + one.ep]))
-        found.append(row(_alone(one.group), one.mbs, one.ep, experts))
+        starts = [(at // ranks * ranks, ranks) for ranks in (one.ep, model.cp)]
+        experts, context = (_alone(_data(stage.replicas[first : first + n])) for first, n in starts)
+        found.append(row(_alone(one.group), one.mbs, one.ep, experts, context))
     return np.array(found)
 
 

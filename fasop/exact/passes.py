@@ -51,12 +51,18 @@ class Passes:
 
     @memo
     def replica(
-        self, mbs: int, recompute: Recompute, tensor: Group, data: Group, experts: Group
+        self,
+        mbs: int,
+        recompute: Recompute,
+        tensor: Group,
+        data: Group,
+        experts: Group,
+        context: Group = (),
     ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds per unit, forward and backward, of a micro-batch of ``mbs`` sequences.
 
         tensor: the replica's GPUs; data: one GPU of each replica of the stage; experts: those among which a
-        layer's experts are spread.
+        layer's experts are spread; context: of each replica that shares its sequences.
         """
         options, tp, ep = self.options, group_size(tensor), max(group_size(experts), 1)
         units = self.units(tensor[0].gpu, tp, mbs, ep, len(tensor))
@@ -72,10 +78,12 @@ class Passes:
         if ep > 1:
             routed = 2 * self.exchange_seconds(experts, tp, mbs) * self.layers
             forward, backward = forward + routed, backward + routed
+        waits = self.context_seconds(context, tp, mbs, units.scores)
+        forward, backward = forward + waits[0], backward + waits[1]
         if recompute == "full":
             backward = backward + options.recomputed * forward * self.layers
         elif recompute == "selective":
-            backward = backward + units.scores
+            backward = backward + units.scores + waits[0]
         if "operators" in options.again:  # their inputs are gathered again
             backward = backward + once * self.layers
         if options.zero >= 2 and group_size(data) > 1:
@@ -95,6 +103,30 @@ class Passes:
             halves = 1 + self.options.gathered_bytes / self.options.activation_bytes
             return halves * longer * self.links.collective(tensor, size, 1, False)
         return longer * self.links.collective(tensor, size, 1)
+
+    def context_seconds(self, context: Group, tp: int, mbs: int, attention: np.ndarray) -> np.ndarray:
+        """Seconds that attention waits in each unit's forward and backward pass [2, unit] for tokens of the
+        ranks that share its sequences; attention: seconds of that in the forward pass [unit].
+        """
+        model, ranks = self.model, group_size(context)
+        if ranks < 2:
+            return np.zeros((2, len(attention)))
+        times = np.array([{"T": 1, "D": 2}.get(kind, 0) for kind in model.kinds])
+        tokens = mbs * model.seq * self.options.activation_bytes / tp
+        values = (model.v_width or model.head_width) / model.head_width
+        query, key = tokens * model.width, tokens * model.kv_width
+        if model.by_heads:  # queries, keys and values there, the output back; and all of their gradients
+            sizes = query, key, key * values, query * values
+            seconds = sum(self.links.exchange(context, size, 1, tp) for size in sizes)
+            return np.array([seconds * times] * 2)
+        waits = []
+        for work in (1, 2):  # backward with the gradients of keys and values, and at least twice the products
+            sent_sizes = 0.0, work * key * (1 + values)
+            latency, sent = (self.links.to_neighbour(context, size, tp) for size in sent_sizes)
+            # A block of keys and values is on its way while the one before it is worked on.
+            late = (ranks - 1) * (sent * times - work * attention / ranks)
+            waits.append(np.maximum(late, latency * times))
+        return np.array(waits)
 
     def _beside(self, seconds: np.ndarray, communication: np.ndarray) -> np.ndarray:
         """Compute and communication one after the other; or with ``overlap`` at once, which takes some of the

@@ -57,9 +57,8 @@ class StageCosts:
         ways = RECOMPUTE if given == "none" else (given,)
         found = []
         for tp in divisors(math.gcd(*(count for _, count in seats))):
-            heads = math.gcd(self.model.heads, self.model.kv_heads or self.model.heads)
             # Heads can be split so, and whole groups of replicas are left for the experts.
-            is_possible = heads % tp == 0 and self.shape.group // tp % self.shape.ep == 0
+            is_possible = self.model.most_tp % tp == 0 and self.shape.group // tp % self.shape.ep == 0
             if tp <= self.passes.max_tp and is_possible and (shares := self._even_finish(seats, tp)):
                 found += [StageChoice(tp, recompute, shares) for recompute in ways]
         return tuple(found)
@@ -99,8 +98,10 @@ class StageCosts:
         """
         data = self.data_group(seats, choice.tp) if sharded else ()
         experts = data_group(seats, choice.tp, self.shape.ep) if self.model.experts else ()
+        context = data_group(seats, choice.tp, self.model.cp)
+        groups = data, experts, context
         each = [
-            self.passes.replica(mbs, choice.recompute, tensor_group(seats, name, choice.tp), data, experts)
+            self.passes.replica(mbs, choice.recompute, tensor_group(seats, name, choice.tp), *groups)
             for name, mbs in choice.shares
         ]
         forward: np.ndarray = np.max([one for one, _ in each], axis=0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -17,6 +18,7 @@ from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml
 
 PRESETS = Path(__file__).parents[1] / "data" / "models.yaml"
 # The names that the published tool's users type.
+CpComm = Literal["ring", "all-to-all", "p2p", "a2a"]  # the last two: Megatron's names
 ALIASES = {"gpt2XL": "gpt2-xl", "gpt2xl": "gpt2-xl", "gpt2-1.5b": "gpt2-xl", "bert": "bert-large", "T5": "t5"}
 
 
@@ -36,6 +38,8 @@ class Model:
     and of its values; window: tokens that every second layer attends to (0: all); mtp: modules that predict
     further tokens; stepwise: its activation is no fused kernel; clamped: scores of unfused attention are, as
     OPT's; cp: GPUs that share each sequence, of which ``seq`` and ``global_batch`` then count the shares;
+    cp_comm: how these attend to each other's tokens: keys and values go round a ring, or all-to-all exchanges
+    give each GPU whole sequences of some heads (DeepSpeed-Ulysses);
     parameters: exactly how many it has (0: by these sizes); remark: what of it is computed otherwise.
     """
 
@@ -66,6 +70,7 @@ class Model:
     stepwise: bool = False
     clamped: bool = False
     cp: kinds.Count = 1
+    cp_comm: CpComm = "ring"
     parameters: Annotated[int, Meta(ge=0)] = 0
     remark: str = ""
 
@@ -119,6 +124,16 @@ class Model:
         """Of all keys, and of all values, of a token."""
         return (self.kv_heads or self.heads) * self.head_width
 
+    @property
+    def by_heads(self) -> bool:
+        """Whether the GPUs that share a sequence share the heads of its attention."""
+        return self.cp > 1 and self.cp_comm in ("all-to-all", "a2a")
+
+    @property
+    def most_tp(self) -> int:
+        """Of which tensor-parallel degrees are divisors: they split heads, of keys and values too."""
+        return math.gcd(self.heads, self.kv_heads or self.heads) // (self.cp if self.by_heads else 1)
+
     def projections(self, tp: int = 1) -> list[tuple[int, int]]:
         """Outputs and inputs of the matrices of a layer's attention on one of ``tp`` ranks: queries, keys and
         values, output; or latent attention's (DeepSeek-V2): down, queries up, keys and values up, output.
@@ -156,11 +171,17 @@ class Model:
         scores = self.heads * (self.head_width + (self.v_width or self.head_width))
         return 6 * weights + 6 * (self.layers + crossed) * scores * self.seq * self.cp
 
-    def split_sequences(self, cp: int) -> Model:
+    def split_sequences(self, cp: int, comm: CpComm = "ring") -> Model:
         """The model with each sequence shared by ``cp`` GPUs. Raises ``PlanError``."""
         if self.seq % cp:
             raise PlanError(f"model {self.name}: cp {cp} doesn't divide sequences of {self.seq} tokens.")
-        return replace(self, seq=self.seq // cp, global_batch=self.global_batch * cp, cp=cp)
+        batch = self.global_batch * cp
+        found = replace(self, seq=self.seq // cp, global_batch=batch, cp=cp, cp_comm=comm)
+        if found.by_heads and self.most_tp % cp:
+            raise PlanError(
+                f"model {self.name}: cp_comm {comm} splits heads: cp {cp} must divide {self.most_tp} of them."
+            )
+        return found
 
     def embedding_stages(self, partition: tuple[int, ...]) -> list[int]:
         """Stages whose embedding gradients are summed: those that hold a copy of one matrix.

@@ -38,6 +38,7 @@ def exported(plan: Plan, framework: str) -> str:
         f"{framework} makes no CUDA graph of a step": options.cuda_graphs and (titan or deepspeed),
         "deepspeed has as many layers in each stage": deepspeed and len(stages) > 1,
         "deepspeed has no chunks of stages, nor stages with --zero 2": deepspeed and chunked,
+        "torchtitan has no --cp-comm all-to-all": titan and model.by_heads,
         "deepspeed has no --cp and no --hsdp": deepspeed and (model.cp > 1 or options.shard > 0),
         f"{framework} has no {options.precision}": options.precision not in _PRECISIONS[framework],
     }
@@ -137,6 +138,7 @@ def _bridge(plan: Plan) -> dict[str, Any]:
         "model.virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
         "model.pipeline_model_parallel_layout": layout if len(set(held)) > 1 else None,
         "model.context_parallel_size": cp,
+        "model.cp_comm_type": "a2a" if plan.model.by_heads else None,
         "model.expert_model_parallel_size": plan.ep,
         "model.expert_tensor_parallel_size": plan.tp if plan.model.experts else None,
         "model.sequence_parallel": options.sequence_parallel and plan.tp > 1,

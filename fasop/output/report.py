@@ -254,11 +254,13 @@ def _shares(plan: Plan, messages: float) -> str:
     tensor = min(plan.micro_batches * sums / plan.pp, passes)
     routed = min(plan.micro_batches * exchanges / plan.pp, passes - tensor)
     sharding = plan.micro_batches * sum(parts.sharding for parts in plan.parts) / plan.pp
+    context = plan.micro_batches * sum(parts.context for parts in plan.parts) / plan.pp
     shares = {
-        "compute": passes - tensor - routed - sharding,
+        "compute": passes - tensor - routed - sharding - context,
         "tensor-parallel collectives": tensor,
         "exchange of tokens with experts": routed,
         "exposed collectives of sharding": sharding,
+        "exposed context-parallel communication": context,
         "messages": messages,
         "exposed gradient reduction": sum(plan.dp_allreduce) / plan.pp,
         "embedding": plan.embedding_allreduce,

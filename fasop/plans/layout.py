@@ -2,7 +2,8 @@
 write files of them to have them evaluated: YAML, or JSON of the same shape.
 
 ``layouts: {name: {model, cluster, tp, dp, mbs, layers, …}}`` describes a layout of one tp and dp, ``layers``
-as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence, and what a recipe sets
+as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence (``cp_comm: ring`` or
+``all-to-all``), and what a recipe sets
 (``precision: fp8``, ``zero: 3``, ``cuda_graphs: true``) is called as in ``fasop/plans/options.py``; what
 isn't set is as in ``plan``, by whether the model has measured costs on these GPUs. Stages that differ are
 listed instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each replica is a
@@ -24,7 +25,7 @@ from fasop.errors import PlanError
 from fasop.inputs import kinds
 from fasop.inputs.clusters import Cluster, check_gpus, check_nodes, load_clusters
 from fasop.inputs.costs import CostFile, is_measured
-from fasop.inputs.models import Model, find_model
+from fasop.inputs.models import CpComm, Model, find_model
 from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml, shown
 from fasop.plans.options import MODERN, Options, Recompute
 from fasop.plans.plan import Plan, StageChoice, check_heads
@@ -37,7 +38,8 @@ EVEN = {
 OPTIONS = {key: kind for key, kind in kinds_of(Options).items() if key != "per_stage"}
 KINDS = {
     **{"model": kinds.Name, "cluster": kinds.Name, "stages": list, "global_batch": kinds.Sequences},
-    **{"seq": kinds.Count, "cp": kinds.Count, "measured": kinds.StepSeconds, "fsdp": bool},
+    **{"seq": kinds.Count, "cp": kinds.Count, "cp_comm": CpComm, "measured": kinds.StepSeconds},
+    **{"fsdp": bool},
     **EVEN,
     **OPTIONS,
 }
@@ -168,7 +170,7 @@ def _described(
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
     sizes = {key: values.get(key, getattr(model, key)) for key in ("global_batch", "seq")}
-    model = replace(model, **sizes).split_sequences(values.get("cp", 1))
+    model = replace(model, **sizes).split_sequences(values.get("cp", 1), values.get("cp_comm", "ring"))
     if len(clusters) > 1:
         raise PlanError(f"{where}: {values['cluster']} is a grid of clusters: give one.")
     given = {"zero": 3, "overlap": True} if values.get("fsdp") else {}

@@ -42,7 +42,8 @@ class StageParts:
     ranks, of which the passes hold several; exchange: of tokens among the ranks that a layer's experts are
     spread over, there or back. Once per step: reduction: of gradients; gather: of parameters, after the
     optimizer has updated a share of them on each rank; experts: the share of both that experts' parameters
-    take. sharding: what the collectives of ZeRO-2, ZeRO-3 or FSDP add to the passes of a micro-batch.
+    take. sharding: what the collectives of ZeRO-2, ZeRO-3 or FSDP add to the passes of a micro-batch;
+    context: how long GPUs that share sequences wait for each other in them.
     """
 
     layer_forward: kinds.Seconds
@@ -53,6 +54,7 @@ class StageParts:
     exchange: kinds.Seconds = 0.0
     experts: kinds.Seconds = 0.0
     sharding: kinds.Seconds = 0.0
+    context: kinds.Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -239,8 +241,9 @@ def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
 
 def check_heads(where: str, model: Model, tp: int) -> None:
     """Whether tensor parallelism can split the attention heads. Raises ``PlanError``."""
-    if math.gcd(model.heads, model.kv_heads or model.heads) % tp:
+    if model.most_tp % tp:
         more = f" and {model.kv_heads} kv_heads" if model.kv_heads else ""
+        more += f" over cp {model.cp}" if model.by_heads else ""
         raise PlanError(f"{where}: tp is {tp}: give a divisor of the {model.heads} heads{more}.")
 
 

@@ -67,8 +67,7 @@ def shapes(model: Model, cluster: Cluster, max_tp: int, idle: bool = False) -> l
     found = []
     experts = divisors(model.experts) if model.experts else [1]
     sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
-    heads = math.gcd(model.heads, model.kv_heads or model.heads)
-    degrees = sorted({tp for size in sizes for tp in divisors(math.gcd(size, heads)) if tp <= max_tp})
+    degrees = sorted({tp for size in sizes for tp in divisors(math.gcd(size, model.most_tp)) if tp <= max_tp})
     for tp, dp in itertools.product(degrees, divisors(model.global_batch)):
         most, rest = divmod(cluster.gpu_count, tp * dp)
         if dp % model.cp or not most >= 1 or (rest and not idle):

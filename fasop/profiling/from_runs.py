@@ -133,7 +133,6 @@ def _cells(layout: Layout) -> set[_Cell]:
 
 def _neighbours(cell: _Cell, model: Model) -> list[_Cell]:
     """A cell, and those with half or twice its degree or micro-batch."""
-    heads = math.gcd(model.heads, model.kv_heads or model.heads)
-    degrees = [tp for tp in (cell.tp // 2, cell.tp, 2 * cell.tp) if tp and heads % tp == 0]
+    degrees = [tp for tp in (cell.tp // 2, cell.tp, 2 * cell.tp) if tp and model.most_tp % tp == 0]
     batches = [mbs for mbs in (cell.mbs // 2, cell.mbs, 2 * cell.mbs) if mbs]
     return [cell._replace(tp=tp, mbs=mbs) for tp in degrees for mbs in batches]

@@ -174,7 +174,13 @@ def _parts(tables: StageCosts, seats: Seats, choice: StageChoice, at: tuple[int,
     if passes.options.zero >= 2:
         pairs = zip(passes_of, tables.seconds(seats, choice, False), strict=True)
         sharding = float(sum((whole - alone)[slice(*at)].sum() for whole, alone in pairs))
-    parts = StageParts(forward, backward, each, reduction, gather, sharding=sharding)
+    context = 0.0
+    if passes.model.cp > 1:
+        of = data_group(seats, tp, passes.model.cp), tp
+        units = [(passes.units(name, tp, mbs, ep), mbs) for name, mbs in choice.shares]
+        waits = [passes.context_seconds(*of, mbs, seconds.scores) for seconds, mbs in units]
+        context = max(float(each[:, slice(*at)].sum()) for each in waits)
+    parts = StageParts(forward, backward, each, reduction, gather, sharding=sharding, context=context)
     if ep == 1:
         return parts
     ranks = data_group(seats, tp, ep)
