@@ -158,6 +158,8 @@ def _add_flag(
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         options |= {"choices": choices, "type": type(choices[0])}
+        if "bare" in metadata:  # what the flag alone means
+            options |= {"nargs": "?", "const": metadata["bare"]}
     elif several:
         options |= {"nargs": "*", "type": typing.get_args(hint)[0]}
     elif hint is not bool:

@@ -133,7 +133,7 @@ def _check(plan: Plan) -> None:
         f"it is for {options.engine}": options.engine != "megatron",
         "megatron_lm computes in 16 or 32 bits": options.precision not in ("mixed", "fp32"),
         "megatron_lm has no --cp, --cuda-graphs, --offload and recomputes no single modules": model.cp > 1
-        or options.cuda_graphs
+        or bool(options.cuda_graphs)
         or options.offload
         or bool(options.again),
         "megatron_lm reduces gradients of 4 bytes, the plan fewer": options.gradient_bytes != 4,

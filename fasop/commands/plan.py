@@ -24,7 +24,7 @@ from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, is_measured, read_costs
 from fasop.inputs.models import CpComm, Model, find_model
 from fasop.output import report
-from fasop.plans.options import Attention, Options, Recompute
+from fasop.plans.options import Attention, CudaGraphs, Options, Recompute
 from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front, plans_json
 
 Numbers = Literal["mixed", "bf16", "fp8", "fp8-rows", "fp8-blocks", "mxfp8", "nvfp4", "fp32"]
@@ -68,7 +68,11 @@ class Config:
     fsdp: bool = exact_flag("parameters sharded, communication overlapped (--zero 3 --overlap)", False)
     hsdp: int = exact_flag("--fsdp within groups of N GPUs, each with a copy of the parameters", 0, least=0)
     offload: bool = exact_flag("optimizer states and their update on the host", False)
-    cuda_graphs: bool = exact_flag("the whole step is a CUDA graph, without launches by the host", False)
+    cuda_graphs: CudaGraphs = exact_flag(
+        "layer: a CUDA graph of each layer's pass; full, or the flag alone: of the step, without launches",
+        "none",
+        bare="full",
+    )
     engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag("software that runs it", "megatron")
     interleave: bool = exact_flag("try several chunks of layers per stage", False)
     per_stage: bool = exact_flag("tp, micro-batch, recomputation per stage; uneven replicas", False)
@@ -133,7 +137,7 @@ class Config:
             "shard": self.hsdp,
             "sequence_parallel": self.sequence_parallel or modern,
             "attention": "flash" if modern and self.attention == "unfused" else self.attention,
-            "precision": self.precision.replace("bf16", "mixed").replace("-", " "),
+            "precision": self.precision.replace("-", " "),
         }
         if self.recompute != "auto":
             return [Options(**same)]

@@ -149,13 +149,20 @@ def host_seconds(model: Model, tp: int, mbs: int, options: Options, ep: int = 1)
     """Seconds in which a host starts the kernels of each unit's forward and backward pass [2, unit], of
     tensor-parallel sums too; of layers with experts, all of them together.
     """
+    if options.cuda_graphs is True:
+        return np.zeros((2, len(model.kinds)))
+    work = {kind: unit_work(model, kind, tp, mbs, options, ep) for kind in set(model.kinds)}
+    kernels = np.array([[len(passes) for passes in work[kind][:2]] for kind in model.kinds]).T
+    collectives = tensor_sums(model) * (tp > 1 and options.engine != "eager")
+    seconds = constant("host") * (kernels + collectives)
     if model.experts:
         seconds = np.outer((1 / 3, 2 / 3), [constant("expert host") * (kind != "E") for kind in model.kinds])
-    else:
-        work = {kind: unit_work(model, kind, tp, mbs, options, ep) for kind in set(model.kinds)}
-        started = np.array([[len(passes) for passes in work[kind][:2]] for kind in model.kinds]).T
-        seconds = constant("host") * (started + tensor_sums(model) * (tp > 1 and options.engine != "eager"))
-    return seconds * (not options.cuda_graphs)
+    if options.cuda_graphs == "layer":
+        is_layer = np.array([kind in "TD" for kind in model.kinds])
+        collectives = collectives + 2 * (ep > 1) * is_layer  # tokens to their experts, and back
+        launches = np.where(is_layer, 1, kernels)
+        seconds = seconds * (launches + collectives) / (kernels + collectives)
+    return seconds
 
 
 def with_host(seconds: np.ndarray, hosts: np.ndarray) -> np.ndarray:

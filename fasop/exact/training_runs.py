@@ -12,6 +12,7 @@ import csv
 import functools
 import io
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from fasop.inputs.costs import PUBLISHED, CostFile, read_costs
 from fasop.inputs.hf_config import model_sizes
 from fasop.inputs.models import Model, find_model
 from fasop.plans.layout import Layout, uniform
-from fasop.plans.options import Again, Engine, Options, Precision, Recompute
+from fasop.plans.options import Again, CudaGraphs, Engine, Options, Precision, Recompute
 
 _ENGINES: dict[str, Engine] = {"Megatron-Bridge": "megatron", "torchtitan": "torchtitan"}
 _PRECISIONS: dict[str, Precision] = {
@@ -230,7 +231,7 @@ def _described(
         gradient_bytes=4 if engine == "torchtitan" else 2,
         engine=engine,
         again=tuple(sorted({again for word, again in _AGAIN.items() if word in notes + modules})),
-        cuda_graphs="full_iteration" in f"{row.get('cuda_graph_impl')} {row.get('cuda_graph_scope')}",
+        cuda_graphs=_cuda_graphs(row, assumed),
         fast_dispatch=bool(row.get("moe_flex_dispatcher_backend") or (recent and not settled)),
         # Megatron-Bridge's recipes of dense models overlap it (tp_comm_overlap).
         overlap_tensor="async" in notes or engine == "megatron" and not model.experts,
@@ -241,6 +242,19 @@ def _described(
     degrees = (tp, pp, count("cp"), count("ep"))
     gpu, gpus = _gpu(row["gpu"]), count("num_gpus")
     return layout_of(model, gpu, gpus, mbs, degrees, options.recompute, chunks), options
+
+
+def _cuda_graphs(row: Mapping[str, str], assumed: list[str]) -> CudaGraphs:
+    impl, scope = row.get("cuda_graph_impl") or "none", row.get("cuda_graph_scope") or ""
+    if "full_iteration" in impl + scope:
+        return "full"
+    modules = set(re.findall(r"\w+", scope))
+    if impl == "none":
+        return "none"
+    if not modules or "attn" in modules and modules & {"mlp", "moe"}:  # without a scope: whole layers
+        return "layer"
+    assumed.append("no CUDA graph, as its graphs are of parts of a layer")
+    return "none"
 
 
 def _mpt(row: Mapping[str, str], _: object) -> Run:

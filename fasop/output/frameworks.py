@@ -29,13 +29,15 @@ def exported(plan: Plan, framework: str) -> str:
     """The text of a settings file. Raises ``PlanError`` where the framework can't run the plan."""
     model, options, stages = plan.model, plan.options, set(plan.layers)
     titan, deepspeed = framework == "torchtitan", framework == "deepspeed"
+    bridge = not (titan or deepspeed)
     unlike = model.encoder_layers or not (model.causal or deepspeed) or titan and not model.gated
     chunked = plan.virtual_stages > 1 or plan.pp > 1 and options.zero > 1
     reasons = {
         "its stages differ in tp, micro-batch or recomputation (--per-stage)": bool(plan.choices),
         "it runs out of memory": plan.is_oom,
         f"{framework} has no model like {model.name}": bool(unlike),
-        f"{framework} makes no CUDA graph of a step": options.cuda_graphs and (titan or deepspeed),
+        f"{framework} makes no CUDA graph of a step": bool(options.cuda_graphs) and not bridge,
+        "it has CUDA graphs of layers": options.cuda_graphs == "layer",
         "deepspeed has as many layers in each stage": deepspeed and len(stages) > 1,
         "deepspeed has no chunks of stages, nor stages with --zero 2": deepspeed and chunked,
         "torchtitan has no --cp-comm all-to-all": titan and model.by_heads,

@@ -235,7 +235,7 @@ def options_line(options: Options) -> str:
     words += [f"in groups of {options.shard} (HSDP)"] * (options.shard > 0)
     words += ["optimizer on the host"] * options.offload
     words += ["sequence parallelism"] * options.sequence_parallel
-    words += ["CUDA graphs"] * options.cuda_graphs
+    words += ["CUDA graphs" + " of layers" * (options.cuda_graphs == "layer")] * bool(options.cuda_graphs)
     words += ["LoRA"] * options.adapters
     words += ["fast dispatch"] * options.fast_dispatch
     words += [f"{', '.join(options.again)} computed again"] * bool(options.again)

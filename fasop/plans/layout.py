@@ -3,12 +3,11 @@ write files of them to have them evaluated: YAML, or JSON of the same shape.
 
 ``layouts: {name: {model, cluster, tp, dp, mbs, layers, …}}`` describes a layout of one tp and dp, ``layers``
 as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence (``cp_comm: ring`` or
-``all-to-all``), and what a recipe sets
-(``precision: fp8``, ``zero: 3``, ``cuda_graphs: true``) is called as in ``fasop/plans/options.py``; what
-isn't set is as in ``plan``, by whether the model has measured costs on these GPUs. Stages that differ are
-listed instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each replica is a
-tensor-parallel group, on a node of its own unless ``node`` names one. ``measured``: seconds of a step of a
-run, for comparison.
+``all-to-all``), and what a recipe sets (``precision: fp8``, ``zero: 3``, ``cuda_graphs: layer`` or ``true``)
+is called as in ``fasop/plans/options.py``; what isn't set is as in ``plan``, by whether the model has
+measured costs on these GPUs. Stages that differ are listed instead: ``stages: [{layers: 12, replicas:
+[{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each replica is a tensor-parallel group, on a node of its own unless
+``node`` names one. ``measured``: seconds of a step of a run, for comparison.
 """
 
 from __future__ import annotations

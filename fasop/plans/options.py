@@ -10,11 +10,12 @@ from msgspec import Meta
 
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["unfused", "flash", "flash2"]
-Precision = Literal["mixed", "fp8", "fp8 rows", "fp8 blocks", "mxfp8", "nvfp4", "fp32"]
+Precision = Literal["mixed", "bf16", "fp8", "fp8 rows", "fp8 blocks", "mxfp8", "nvfp4", "fp32"]
 Engine = Literal["megatron", "deepspeed", "torchtitan", "mlperf", "mpt", "eager"]
 # Of products in fewer bits: bytes of a number, and the peak of a GPU that has them. MXFP8 came with NVFP4.
 NARROW = dict.fromkeys(("fp8", "fp8 rows", "fp8 blocks"), (1.0, "8 bit"))
 NARROW |= {"mxfp8": (1.0, "4 bit"), "nvfp4": (0.5, "4 bit")}
+CudaGraphs = Literal["none", "layer", "full"]
 Again = Literal["operators", "experts", "latent", "elementwise"]
 
 
@@ -27,18 +28,19 @@ class Options:
     """recompute: activations computed again in the backward pass; zero: what the data-parallel ranks share
     (ZeRO stage: 1 the optimizer states, 2 the gradients too, 3 the parameters too); overlap: gradients are
     reduced beside the last backward pass; sequence_parallel: what tensor parallelism leaves whole is split by
-    tokens; attention: whether scores are stored; precision: 16-bit computation with fp32 master weights, its
-    products in 8 or 4 bits (scaled by tensors, rows or blocks), or fp32; gradient_bytes: of a gradient,
-    kept and reduced; engine: whose schedule, messages and kernels; scatter_gather: tensor-parallel ranks send
-    a share of a stage's output each, not all of it; per_stage: each stage has a tp, micro-batch and
-    recomputation of its own.
+    tokens; attention: whether scores are stored; precision: 16-bit computation with fp32 master weights
+    (mixed, or bf16), its products in 8 or 4 bits (scaled by tensors, rows or blocks), or fp32;
+    gradient_bytes: of a gradient, kept and reduced; engine: whose schedule, messages and kernels;
+    scatter_gather: tensor-parallel ranks send a share of a stage's output each, not all of it; per_stage:
+    each stage has a tp, micro-batch and recomputation of its own.
     shard: data-parallel ranks among which ZeRO-3 shares the parameters, of which each such group has a copy
     (HSDP; 0: all); offload: the optimizer's states and its step are the host's.
     As recipes set it: again: modules that the backward pass computes again; cuda_graphs: no host starts the
-    kernels; fast_dispatch: tokens go to experts by kernels made for it (DeepEP, HybridEP); overlap_tensor,
-    overlap_tokens: that communication runs beside computation; adapters: only LoRA's are trained; plain_loss:
-    no compiler fuses the loss, which keeps each of its steps; recomputed, offloaded: shares of the layers
-    that full recomputation spares, and whose activations wait in the host's memory.
+    kernels (True or "full"), or one launch starts those of a layer's pass ("layer"); fast_dispatch: tokens go
+    to experts by kernels made for it (DeepEP, HybridEP); overlap_tensor, overlap_tokens: that communication
+    runs beside computation; adapters: only LoRA's are trained; plain_loss: no compiler fuses the loss, which
+    keeps each of its steps; recomputed, offloaded: shares of the layers that full recomputation spares, and
+    whose activations wait in the host's memory.
     """
 
     recompute: Recompute = "none"
@@ -54,7 +56,7 @@ class Options:
     scatter_gather: bool = False
     per_stage: bool = False
     again: tuple[Again, ...] = ()
-    cuda_graphs: bool = False
+    cuda_graphs: CudaGraphs | bool = False
     fast_dispatch: bool = False
     overlap_tensor: bool = False
     overlap_tokens: bool = False
@@ -62,6 +64,12 @@ class Options:
     plain_loss: bool = False
     recomputed: Annotated[float, Meta(ge=0, le=1)] = 1.0
     offloaded: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.cuda_graphs in ("none", "full"):
+            object.__setattr__(self, "cuda_graphs", self.cuda_graphs == "full")
+        if self.precision == "bf16":
+            object.__setattr__(self, "precision", "mixed")
 
     def shared(self, replicas: int) -> int:
         """Ranks that share a parameter's states, of so many that have it."""

@@ -130,6 +130,8 @@ def test_attention_and_numbers_that_a_plan_can_have() -> None:
     rows, blocks = step(precision="fp8 rows").step, step(precision="fp8 blocks").step
     assert step().step < blocks < rows < step(precision="mixed").step
     assert Config("m", "c", precision="fp8-rows", recipe="plain").options(False)[0].precision == "fp8 rows"
+    bf16 = Config("m", "c", precision="bf16", recipe="plain").options(False)[0]
+    assert bf16 == Options() == Options(precision="bf16")
     assert Config("m", "c", attention="flash2").options(False)[0].attention == "flash2"
 
 
@@ -210,6 +212,15 @@ def test_an_unstated_recipe_is_that_of_the_nearest_release(tmp_path: Path) -> No
     found = list(expressible(read_runs(path)))
     assert [run.options.cuda_graphs for run, _ in found] == [True, True, False]
     assert found[1][0].assumed == ("the settings of another release's recipe",)
+
+
+def test_graphs_of_rows_are_of_steps_layers_or_parts(tmp_path: Path) -> None:
+    ways = [("local", "full_iteration"), ("transformer_engine", "['attn', 'mlp']"), ("local", "[]")]
+    ways += [("transformer_engine", "['attn', 'moe_router']"), ("none", "['attn']"), ("", "")]
+    rows = [{"cuda_graph_impl": impl, "cuda_graph_scope": scope} for impl, scope in ways]
+    found = list(expressible(read_runs(table(tmp_path, *rows))))
+    assert [run.options.cuda_graphs for run, _ in found] == [True, "layer", "layer", False, False, False]
+    assert "no CUDA graph, as its graphs are of parts of a layer" in found[3][0].assumed
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fasop.inputs.clusters import Cluster, Gpu, load_clusters
 from fasop.inputs.costs import CostFile, Entry, MeasuredOn, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.plans.layout import Layout, LayoutStage, Replica, of_plan, uniform
-from fasop.plans.options import Options
+from fasop.plans.options import CudaGraphs, Options
 from fasop.plans.shapes import Part, Shape
 from fasop.search.planner import Planner
 from tests.fasop import fasop_cases as cases
@@ -379,3 +379,19 @@ def test_a_plan_with_experts_on_several_ranks_is_evaluated_as_it_was_planned() -
         found = estimate(of_plan(plan), [], plan.options)
         assert found.step == pytest.approx(plan.step_time, rel=1e-9)
         assert found.memory == pytest.approx(max(plan.stage_memory), rel=1e-9)
+
+
+def test_graphs_of_layers_leave_a_launch_for_each_pass_and_collective() -> None:
+    model = Model("m", 256, 128, 2, 1000, 8, 8)
+    ways: list[CudaGraphs | bool] = ["none", "layer", "full", True]
+    none, layer, full, same = (
+        recipes.host_seconds(model, 2, 1, Options(cuda_graphs=way)) / recipes.constant("host") for way in ways
+    )
+    # 14 and 20 kernels with two sums each; embedding and head aren't captured.
+    assert none[:, 1] == pytest.approx([16, 22]) and layer[:, 1] == pytest.approx([3, 3])
+    assert layer[:, [0, -1]] == pytest.approx(none[:, [0, -1]]) and not full.any() and not same.any()
+    experts, options = replace(model, experts=8), Options(cuda_graphs="layer")
+    kernels = len(unit_work(experts, "T", 1, 1, options, 2).forward)
+    whole = recipes.constant("expert host") / 3
+    sent = recipes.host_seconds(experts, 1, 1, options, 2)[0, 1]
+    assert sent == pytest.approx(whole * 3 / (kernels + 2))  # with two exchanges
