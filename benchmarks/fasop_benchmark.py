@@ -157,11 +157,17 @@ def speed(repeat: int, quick: bool) -> list[str]:
 def against(other: Path, repeat: int) -> list[str]:
     """CPU seconds of whole commands here and in another checkout, in turn, each the least of some runs."""
     lines = [f"| command, CPU s | here | {other.name} | ratio |", "|---|---|---|---|"]
-    for name, cluster in PRESETS:
-        command = [sys.executable, "-m", "fasop", "plan", "--model", name, "--cluster", cluster]
-        runs = [[timed(command, where)[1] for where in (ROOT, other)] for _ in range(repeat)]
-        here, there = (min(each) for each in zip(*runs, strict=True))
-        lines.append(f"| {name}, {cluster} | {here:.2f} | {there:.2f} | {here / there:.2f} |")
+    with tempfile.TemporaryDirectory() as scratch:
+        large = Path(scratch, "large.yaml")
+        large.write_text(LARGE)
+        plans = [(f"{name}, {cluster}", (name, cluster), repeat) for name, cluster in PRESETS]
+        pareto = "gpt2-xl", "paper-pareto", "--objective", "pareto"
+        plans += [("pareto grid", pareto, 1), ("1,024 GPUs of 3 types", ("gpt2-xl", str(large)), 1)]
+        for title, (name, cluster, *more), count in plans:
+            command = [sys.executable, "-m", "fasop", "plan", "--model", name, "--cluster", cluster, *more]
+            runs = [[timed(command, where)[1] for where in (ROOT, other)] for _ in range(count)]
+            here, there = (min(each) for each in zip(*runs, strict=True))
+            lines.append(f"| {title} | {here:.2f} | {there:.2f} | {here / there:.2f} |")
     return lines
 
 

@@ -11,6 +11,7 @@ GPU type takes at least ``slow`` seconds for a second of it, and as many stages 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +40,8 @@ class _Speeds(NamedTuple):
 class Bounds:
     """Of the shapes of one model on one cluster."""
 
-    def __init__(self, passes: Passes) -> None:
-        self.passes = passes
+    def __init__(self, passes: Passes, tables: Callable[[Shape], StageCosts]) -> None:
+        self.passes, self.tables = passes, tables
         self.model, self.options = passes.model, passes.options
         self.cluster = passes.links.cluster
         self._known_speeds: dict[tuple[int, ...], _Speeds | None] = {}
@@ -93,7 +94,7 @@ class Bounds:
         """Seconds for gradients and their update, once per step: of the first stage; and, after all its
         passes, of a stage with as many layers as some stage must have.
         """
-        tables, layers = StageCosts(self.passes, shape), np.flatnonzero(self.passes.layers)
+        tables, layers = self.tables(shape), np.flatnonzero(self.passes.layers)
         most = -(-len(layers) // shape.pp)
         stages = layers[: len(layers) - most + 1], layers[most - 1 :] + 1
         found = []
@@ -107,7 +108,7 @@ class Bounds:
 
     def _communication(self, shape: Shape) -> tuple[float, float, float]:
         """Seconds of one message over every boundary, of the shortest one, and of the embedding's copies."""
-        tables = StageCosts(self.passes, shape)
+        tables = self.tables(shape)
         sizes = [self.cluster.size(gpu) for gpu in self.cluster.gpus]
         # A stage over parts of two nodes shares its messages among more links than one in whole nodes.
         parts = any(size % shape.group and shape.group % size for size in sizes)

@@ -142,7 +142,7 @@ class Search(DynamicProgram):
             sums = (self.m - 1) * np.array(sorted({a + b for a in before for b in after}))
             for seats in {seats for block in self.blocks for seats in block.stages}:
                 load = self.load(seats, self.in_flight(stage))
-                load = np.unique(load[np.isfinite(load)])
+                load = np.array(sorted(set(load[np.isfinite(load)].tolist())))  # np.unique loads numpy.ma
                 here = (load[:, None] + sums[None]).ravel()
                 values.append(here[here < limit])
         bounds = np.sort(np.concatenate(values))

@@ -55,7 +55,7 @@ class Planner:
         self.passes = Passes(model, self.compute, Communication(cluster), options, max_tp)
         kept = MANY if cluster.gpu_count <= LARGE else 4
         self.tables = functools.lru_cache(kept)(functools.partial(StageCosts, self.passes))
-        self.bounds = Bounds(self.passes)
+        self.bounds = Bounds(self.passes, self.tables)
 
     @memo
     def counts(self, gpus_per_stage: int, stages: int) -> NodeCounts:
