@@ -135,7 +135,8 @@ def _check(plan: Plan) -> None:
         "megatron_lm has no --cp, --cuda-graphs, --offload and recomputes no single modules": model.cp > 1
         or bool(options.cuda_graphs)
         or options.offload
-        or bool(options.again),
+        or bool(options.again)
+        or options.recomputed < 1,
         "megatron_lm reduces gradients of 4 bytes, the plan fewer": options.gradient_bytes != 4,
         "its stages differ in tp, micro-batch or recomputation (--per-stage)": len(ways) > 1,
         f"its nodes have {each} GPUs, and {alike}": len(set(sizes)) > 1,

@@ -24,7 +24,7 @@ from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, is_measured, read_costs
 from fasop.inputs.models import CpComm, Model, find_model
 from fasop.output import report
-from fasop.plans.options import Attention, CudaGraphs, Options, Recompute
+from fasop.plans.options import Attention, CudaGraphs, Options, Recompute, Unfused
 from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front, plans_json
 
 Numbers = Literal["mixed", "bf16", "fp8", "fp8-rows", "fp8-blocks", "mxfp8", "nvfp4", "fp32"]
@@ -58,6 +58,7 @@ class Config:
         "auto",
     )
     recompute: Literal[Recompute, "auto"] = exact_flag("activations computed again; auto: best", "none")
+    recomputed: float = exact_flag("share of the layers that --recompute full is for", 1.0, least=0, most=1)
     zero: Literal[0, 1, 2, 3] = cli.option("ZeRO: 1 shards optimizer states, 2 gradients too, 3 all", 0)
     overlap: bool = exact_flag("gradients reduced during the last backward pass", False)
     sequence_parallel: bool = exact_flag("activations between tensor-parallel parts split by tokens", False)
@@ -72,6 +73,9 @@ class Config:
         "layer: a CUDA graph of each layer's pass; full, or the flag alone: of the step, without launches",
         "none",
         bare="full",
+    )
+    unfused: tuple[str, ...] = exact_flag(
+        "what each step of is a kernel: norm, loss", (), choices=get_args(Unfused), metavar="PART"
     )
     engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag("software that runs it", "megatron")
     interleave: bool = exact_flag("try several chunks of layers per stage", False)

@@ -80,7 +80,7 @@ class Work(NamedTuple):
 @functools.lru_cache(maxsize=512)
 def unit_work(model: Model, kind: str, tp: int, mbs: int, options: Options, ep: int = 1) -> Work:
     """Work of one unit. kind: E, T, D or P, as in ``Model.kinds``."""
-    tokens, h = mbs * model.seq, model.hidden
+    tokens, h, wide = mbs * model.seq, model.hidden, 4 // options.activation_bytes
     whole = tokens // tp if options.sequence_parallel else tokens  # of what tensor parallelism leaves whole
     small, small_back = ([Moved(tokens)] * count for count in TOKEN_KERNELS.get(kind, (0, 0)))
     if kind == "E":
@@ -90,10 +90,16 @@ def unit_work(model: Model, kind: str, tp: int, mbs: int, options: Options, ep: 
         if tp > 1 or options.engine in ("megatron", "deepspeed", "mlperf"):  # make-vocab-size-divisible-by
             vocab = 128 * math.ceil(vocab / 128)
         head = Matmul(tokens, vocab, h, unaligned=vocab % ALIGNED > 0)
-        # Cross-entropy reads the logits, and reads and writes them in fp32 twice.
+        # Cross-entropy reads the logits, and reads and writes them in fp32 twice. By steps backward zeros are
+        # written for the targets, then the softmax's gradient, which is cast.
+        steps = [wide, 3 * wide, 1 + wide] if "loss" in options.unfused else [3]
         return Work(
-            (head, Moved(2 * whole * h), Moved(7 * tokens * vocab), *small),
-            (*_gradients([head], options.adapters), Moved(3 * tokens * vocab), *small_back),
+            (head, *_norm(model, whole * h, options)[0], Moved(7 * tokens * vocab), *small),
+            (
+                *_gradients([head], options.adapters),
+                *(Moved(each * tokens * vocab) for each in steps),
+                *small_back,
+            ),
         )
     parts = [_attention(model, tp, mbs, options, whole), _feed_forward(model, tp, tokens, options, whole, ep)]
     if kind == "D":
@@ -117,8 +123,9 @@ def _attention(model: Model, tp: int, mbs: int, options: Options, whole: int) ->
     # No compiler fuses complex numbers: torchtitan casts queries and keys to fp32, turns them and casts them
     # back, and repeats keys and values for each head.
     turned = Moved(2 * tokens * (qkv + width) + titan * 12 * tokens * (model.width + model.kv_width) / tp)
-    moved: list[Kernel] = [Moved(2 * whole * h), Moved(3.5 * whole * h), turned]
-    back: list[Kernel] = [Moved(4 * whole * h), Moved(2.5 * whole * h), turned]
+    norm, norm_back = _norm(model, whole * h, options)
+    moved: list[Kernel] = [*norm, Moved(3.5 * whole * h), turned]
+    back: list[Kernel] = [*norm_back, Moved(2.5 * whole * h), turned]
     if options.adapters:  # LoRA: two narrow products beside each of these, and the sum of both outputs
         for n, k in model.projections(tp):
             narrow = [Matmul(tokens, LORA_RANK, k), Matmul(tokens, n, LORA_RANK)]
@@ -148,8 +155,9 @@ def _feed_forward(model: Model, tp: int, tokens: int, options: Options, whole: i
     steps = STEPWISE[model.gated] if model.stepwise else (3, 5) if model.gated else (2, 4)
     bias = EXPERT_BIAS if model.stepwise and model.experts else (0, 0)
     act, act_back = (Moved(routed * (n * ffn + more * h)) for n, more in zip(steps, bias, strict=True))
-    moved: list[Kernel] = [Moved(2 * whole * h), Moved(3.5 * whole * h)]
-    back: list[Kernel] = [Moved(4 * whole * h), Moved(2.5 * whole * h)]
+    norm, norm_back = _norm(model, whole * h, options)
+    moved: list[Kernel] = [*norm, Moved(3.5 * whole * h)]
+    back: list[Kernel] = [*norm_back, Moved(2.5 * whole * h)]
     if model.experts:
         if shared := model.shared_ffn // tp:
             wide = [Matmul(tokens, shared * (2 if model.gated else 1), h), Matmul(tokens, h, shared)]
@@ -161,6 +169,25 @@ def _feed_forward(model: Model, tp: int, tokens: int, options: Options, whole: i
         moved += [router, *permuted]
         back += [*_gradients([router], options.adapters), *permuted]
     return Work((up, down, act, *moved), (*_gradients([up, down], options.adapters), act_back, *back))
+
+
+def _norm(model: Model, numbers: float, options: Options) -> tuple[list[Moved], list[Moved]]:
+    """Normalization of so many numbers, forward and backward: a kernel each; or by steps, in fp32, those that
+    PyTorch runs for transformers' ``LlamaRMSNorm``, and for a layer norm (models without gates) written so.
+    """
+    if "norm" not in options.unfused:
+        return [Moved(2 * numbers)], [Moved(4 * numbers)]
+    wide = 4 // options.activation_bytes
+    cast = [1 + wide] * (wide > 1)  # to fp32, and back
+    centers = not model.gated
+    # Squares, their mean, product with its root, with the weights; a layer norm subtracts a mean before that,
+    # and adds a bias.
+    forward = [*cast, *[wide, 2 * wide] * centers, 2 * wide, wide, 2 * wide, *cast, 2, *[2] * centers]
+    # Gradients of weights and their sum, of what they multiply; of the number and the root in that product,
+    # its sum; of the square in three steps; the sum of both.
+    product = [2 * wide, 3 * wide, wide, 2 * wide, 2 * wide, 2 * wide, 3 * wide]
+    backward = [*[1] * centers, 3, 1, 2, *cast, *product, *[wide, 2 * wide] * centers, *cast]
+    return [Moved(n * numbers) for n in forward], [Moved(n * numbers) for n in backward]
 
 
 def _gradients(products: list[Matmul], frozen: bool = False) -> list[Matmul]:

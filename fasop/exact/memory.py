@@ -87,8 +87,9 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     cast = NARROW[options.precision][0] if narrow else 2
     of_attention, of_feed = (2, 0) if options.adapters else (cast, cast)
     # Inputs of normalizations and projections, and dropout masks, which gated models don't have; queries,
-    # keys, values and context, which attention's own gradient needs in 16 bits; activations.
-    masked = 2 + (not model.gated)
+    # keys, values and context, which attention's own gradient needs in 16 bits; activations. Normalization by
+    # steps keeps its input in fp32 instead, and what its weights multiply.
+    masked = 2 + (not model.gated) + 4 / wide * ("norm" in options.unfused)
     query, key = 2 * tokens * model.width / tp, 2 * tokens * model.kv_width / tp
     ffn = tokens * (copies * model.ffn_width + model.shared_ffn) / tp
     copy = cast / 2 * query if narrow and not options.adapters else 0  # of the context, as it was cast
@@ -103,7 +104,7 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     ran = {"T": held["T"] + scores, "D": held["D"] + 2 * scores}
     kept = {"E": tokens * h, "P": 0.0, **ran}
     # Logits in fp32; where no compiler fuses the loss also in 16 bits, and softmax and gradients in fp32.
-    logits = 14 if options.plain_loss else 4
+    logits = 14 if "loss" in options.unfused else 4
     # The head's normalization and input, and with sequence parallelism that input and its gradient gathered.
     head = 4 * tokens * h / tp + 4 * (tokens - whole) * h
     once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": head + logits * tokens * model.vocab / tp}

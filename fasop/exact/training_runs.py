@@ -237,7 +237,7 @@ def _described(
         overlap_tensor="async" in notes or engine == "megatron" and not model.experts,
         overlap_tokens=row.get("moe_a2a_overlap") == "True",
         adapters=row.get("task") == "LoRA",
-        plain_loss=engine == "torchtitan" and row.get("release", "") < _FUSED_LOSS,
+        unfused=("loss",) if engine == "torchtitan" and row.get("release", "") < _FUSED_LOSS else (),
     )
     degrees = (tp, pp, count("cp"), count("ep"))
     gpu, gpus = _gpu(row["gpu"]), count("num_gpus")

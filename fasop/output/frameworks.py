@@ -37,6 +37,7 @@ def exported(plan: Plan, framework: str) -> str:
         "it runs out of memory": plan.is_oom,
         f"{framework} has no model like {model.name}": bool(unlike),
         f"{framework} makes no CUDA graph of a step": bool(options.cuda_graphs) and not bridge,
+        "it computes a share of the layers again": options.recompute == "full" and options.recomputed < 1,
         "it has CUDA graphs of layers": options.cuda_graphs == "layer",
         "deepspeed has as many layers in each stage": deepspeed and len(stages) > 1,
         "deepspeed has no chunks of stages, nor stages with --zero 2": deepspeed and chunked,
@@ -73,6 +74,7 @@ def not_exported(plan: Plan, framework: str) -> list[str]:
         f"sequences of {plan.model.seq} tokens": deepspeed,
         f"recomputation {options.recompute}": deepspeed and options.recompute != "none",
         "stages of PipelineModule, as many layers in each": deepspeed and plan.pp > 1,
+        f"{', '.join(options.unfused)} not fused": bool(options.unfused),
         "experts, whose products stay in 16 bits there": wide,
         f"times, which are those of --engine {options.engine}": options.engine not in framework,
     }

@@ -230,12 +230,14 @@ def expected_error(found: dict[str, float | None]) -> str:
 def options_line(options: Options) -> str:
     """How the job is run, in words."""
     zero = {0: "optimizer on every rank", 1: "optimizer sharded (ZeRO-1)"}
-    words = [f"recomputation {options.recompute}", f"{options.attention} attention"]
+    some = f" of {options.recomputed:.0%} of the layers" * (options.recomputed < 1)
+    words = [f"recomputation {options.recompute}{some}", f"{options.attention} attention"]
     words += [zero.get(options.zero, f"ZeRO-{options.zero}"), f"{options.precision} precision"]
     words += [f"in groups of {options.shard} (HSDP)"] * (options.shard > 0)
     words += ["optimizer on the host"] * options.offload
     words += ["sequence parallelism"] * options.sequence_parallel
     words += ["CUDA graphs" + " of layers" * (options.cuda_graphs == "layer")] * bool(options.cuda_graphs)
+    words += [f"{', '.join(options.unfused)} not fused"] * bool(options.unfused)
     words += ["LoRA"] * options.adapters
     words += ["fast dispatch"] * options.fast_dispatch
     words += [f"{', '.join(options.again)} computed again"] * bool(options.again)

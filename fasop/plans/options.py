@@ -16,6 +16,7 @@ Engine = Literal["megatron", "deepspeed", "torchtitan", "mlperf", "mpt", "eager"
 NARROW = dict.fromkeys(("fp8", "fp8 rows", "fp8 blocks"), (1.0, "8 bit"))
 NARROW |= {"mxfp8": (1.0, "4 bit"), "nvfp4": (0.5, "4 bit")}
 CudaGraphs = Literal["none", "layer", "full"]
+Unfused = Literal["norm", "loss"]
 Again = Literal["operators", "experts", "latent", "elementwise"]
 
 
@@ -38,9 +39,9 @@ class Options:
     As recipes set it: again: modules that the backward pass computes again; cuda_graphs: no host starts the
     kernels (True or "full"), or one launch starts those of a layer's pass ("layer"); fast_dispatch: tokens go
     to experts by kernels made for it (DeepEP, HybridEP); overlap_tensor, overlap_tokens: that communication
-    runs beside computation; adapters: only LoRA's are trained; plain_loss: no compiler fuses the loss, which
-    keeps each of its steps; recomputed, offloaded: shares of the layers that full recomputation spares, and
-    whose activations wait in the host's memory.
+    runs beside computation; adapters: only LoRA's are trained; unfused: normalization or loss run, and keep,
+    each of their steps; recomputed, offloaded: shares of the layers that full recomputation computes again,
+    and whose activations wait in the host's memory.
     """
 
     recompute: Recompute = "none"
@@ -61,7 +62,7 @@ class Options:
     overlap_tensor: bool = False
     overlap_tokens: bool = False
     adapters: bool = False
-    plain_loss: bool = False
+    unfused: tuple[Unfused, ...] = ()
     recomputed: Annotated[float, Meta(ge=0, le=1)] = 1.0
     offloaded: Annotated[float, Meta(ge=0, le=1)] = 0.0
 

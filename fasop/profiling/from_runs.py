@@ -30,7 +30,7 @@ from fasop.plans.layout import Layout
 COMMON, OWN, NOISE = 0.1, 0.15, 0.05
 NUDGE = 0.05  # of a factor's logarithm, by which its effect is measured
 # What decides a layer's kernels: a cost file holds costs of one way to run them.
-SAME = ("attention", "precision", "engine", "again", "cuda_graphs", "adapters")
+SAME = ("attention", "precision", "engine", "again", "cuda_graphs", "adapters", "unfused")
 Pairs = Sequence[tuple[Run, Layout]]
 
 

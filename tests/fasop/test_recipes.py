@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from fasop.commands.plan import Config
 from fasop.errors import PlanError
 from fasop.exact import recipes
 from fasop.exact.estimate import Estimate, estimate
+from fasop.exact.kernels import Kernel, Moved, unit_work
 from fasop.exact.memory import activations, parameters, stage_gib
 from fasop.exact.training_runs import expressible, layout_of, predicted, read_runs, refused
 from fasop.inputs.models import Model
 from fasop.plans.layout import Described, Layout, read_layouts
-from fasop.plans.options import Again, Options, Precision
+from fasop.plans.options import Again, Options, Precision, Unfused
 from tests.shared import shared_path
 
 LLAMA = Model("llama", 8192, 8192, 80, 128256, 64, 256, kv_heads=8, ffn=28672, gated=True, tied=False)
@@ -322,8 +324,33 @@ def test_runs_that_ran_fit_into_their_gpus() -> None:
 def test_a_loss_that_is_not_fused_keeps_its_steps() -> None:
     """Logits in 16 and 32 bits, softmax and gradients in 32 bits: 10 bytes more for each number."""
     model = Model("m", 4096, 8192, 32, 128256, 32, 8, tied=False)
-    fused, plain = (activations(model, 1, 2, Options(plain_loss=own), "none")[1, -1] for own in (False, True))
+    ways: tuple[tuple[Unfused, ...], ...] = ((), ("loss",))
+    fused, plain = (activations(model, 1, 2, Options(unfused=way), "none")[1, -1] for way in ways)
     assert plain - fused == 10 * 2 * 8192 * 128256
+
+
+def test_steps_of_normalization_and_loss_are_counted() -> None:
+    """transformers' LlamaRMSNorm: 18 numbers forward, 42 backward for each that two kernels move 6 of."""
+    ways: tuple[tuple[Unfused, ...], ...] = ((), ("norm",), ("loss",))
+    layers = [unit_work(LLAMA, "T", 1, 1, Options(attention="flash", unfused=way)) for way in ways]
+    heads = [unit_work(LLAMA, "P", 1, 1, Options(unfused=way)) for way in ways]
+
+    def moved(kernels: Sequence[Kernel]) -> float:
+        return sum(each.numbers for each in kernels if isinstance(each, Moved))
+
+    numbers = LLAMA.seq * LLAMA.hidden
+    assert moved(layers[1].forward) - moved(layers[0].forward) == 2 * (18 - 2) * numbers
+    assert moved(layers[1].backward) - moved(layers[0].backward) == 2 * (42 - 4) * numbers
+    assert layers[2] == layers[0] and moved(heads[1].forward) - moved(heads[0].forward) == 16 * numbers
+    assert moved(heads[2].backward) - moved(heads[0].backward) == (11 - 3) * LLAMA.seq * LLAMA.vocab
+    # In fp32 nothing is cast.
+    full = [unit_work(LLAMA, "T", 1, 1, Options(precision="fp32", unfused=way)) for way in ways[:2]]
+    assert moved(full[1].forward) - moved(full[0].forward) == 2 * (7 - 2) * numbers
+    fused, steps = (
+        activations(LLAMA, 1, 1, Options(attention="flash", unfused=way), "none")[0] for way in ways[:2]
+    )
+    assert steps[1] - fused[1] == 2 * 4 * numbers and steps[-1] == fused[-1]
+    assert step(unfused=("norm",)).step > step(unfused=("loss",)).step > step().step
 
 
 def test_the_heads_input_is_gathered_with_sequence_parallelism() -> None:
