@@ -127,7 +127,10 @@ def _expected(value: Any, kind: Any) -> str:
     if base is int:
         return "give a whole number" + ("" if meta.ge is None else f" from {meta.ge} to {meta.le}")
     if base is Literal:
-        return nearest(str(value), get_args(kind)).rstrip(".")
+        (names,) = (part for part in (kind, *get_args(kind)) if get_origin(part) is Literal)
+        return nearest(str(value), get_args(names)).rstrip(".")
+    if base is tuple and get_origin(get_args(kind)[0]) is Literal:
+        return f"give a list of {', '.join(get_args(get_args(kind)[0]))}"
     if base is tuple and _parts(get_args(kind)[0])[0] is str:
         return "give two names" if get_args(kind)[-1] is str else "give a list of names"
     words = {bool: "true or false", str: "a name", list: "a list", tuple: "a list"}

@@ -145,6 +145,22 @@ def test_fsdp_is_a_setting_of_layouts(tmp_path: Path) -> None:
     assert isinstance(made, Described) and (made.options.zero, made.options.overlap) == (3, True)
 
 
+def test_layouts_say_how_they_run(tmp_path: Path) -> None:
+    path = tmp_path / "layouts.yaml"
+    entry = "model: llama3-8b, cluster: 16xH100, tp: 1, dp: 2, cp: 8, mbs: 1, layers: 32"
+    more = ["cp_comm: a2a, cuda_graphs: layer, precision: bf16, unfused: [norm]", "cuda_graphs: true"]
+    more += ["cuda_graphs: some", "cp_comm: mesh", "unfused: [all]"]
+    path.write_text("layouts:\n" + "".join(f"  l{n}: {{{entry}, {each}}}\n" for n, each in enumerate(more)))
+    first, second, *others = read_layouts(str(path), [])
+    assert isinstance(first, Described) and isinstance(second, Described)
+    assert (first.options.cuda_graphs, first.options.precision) == ("layer", "mixed")
+    assert first.options.unfused == ("norm",) and first.layout.model.by_heads
+    assert second.options.cuda_graphs is True and not second.layout.model.by_heads
+    whys = ["cuda_graphs: 'some': did you mean 'none'?", "cp_comm: 'mesh': use one of a2a, "]
+    for other, why in zip(others, [*whys, "unfused: ['all']: give a list of norm, loss"], strict=True):
+        assert isinstance(other, PlanError) and why in str(other)
+
+
 def test_a_batch_of_torchtitans_pipeline_is_several_micro_batches(tmp_path: Path) -> None:
     row = {"source": "torchtitan", "release": "202412", "gpu": "H100 96GB HBM2e", "num_gpus": "512"}
     row |= {"gbs": "128", "mbs": "16", "tp": "8", "dp_shard": "8", "vp": "", "notes": "1F1B"}
