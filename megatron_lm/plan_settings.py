@@ -125,6 +125,7 @@ def _check(plan: Plan) -> None:
         f"{model.name} has {model.parameters:,} parameters, megatron_lm's Llama of these sizes {llama:,} (no "
         "biases, two norms per layer)": model.gated and model.parameters not in (0, llama),
         "it runs out of memory": plan.is_oom,
+        "megatron_lm has no zero-bubble schedule": bool(plan.weight_gradients),
         f"its heads are {model.head_width} wide (d_kv), not hidden / heads": model.width != model.hidden,
         "its tensor-parallel ranks send a share of a stage's output each, as with --per-stage, megatron_lm's "
         "send all of it (unless --sequence-parallel)": is_split and apart,

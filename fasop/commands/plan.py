@@ -79,6 +79,7 @@ class Config:
     )
     engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag("software that runs it", "megatron")
     interleave: bool = exact_flag("try several chunks of layers per stage", False)
+    schedule: Literal["1f1b", "zero-bubble"] = exact_flag("zero-bubble: tried for the best plans", "1f1b")
     per_stage: bool = exact_flag("tp, micro-batch, recomputation per stage; uneven replicas", False)
     idle: bool = cli.option("leave nodes idle where that is faster or cheaper", True)
     global_batch: int | None = cli.option("sequences per step, if not the model's", None, least=1)
@@ -101,8 +102,11 @@ class Config:
             raise ValueError(f"--picture {self.picture}: give a name that ends in .svg")
         if self.json and self.csv:
             raise ValueError("--json and --csv exclude each other: choose one")
-        if self.interleave and (self.objective != "time" or self.all):
-            raise ValueError("--interleave searches for the shortest step: leave out --objective and --all")
+        other = "interleave" if self.interleave else "schedule" if self.schedule != "1f1b" else ""
+        if other and (self.objective != "time" or self.all):
+            raise ValueError(f"--{other} searches for the shortest step: leave out --objective and --all")
+        if self.interleave and self.schedule != "1f1b":
+            raise ValueError("--interleave and --schedule zero-bubble exclude each other: choose one")
         if self.per_stage and (self.tp or self.dp or self.mbs):
             raise ValueError("--per-stage chooses them for each stage: leave out --tp, --dp and --mbs")
         if self.cost_model == "hpdc24":
@@ -203,13 +207,13 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
 
     options = config.options(is_measured(cost_files, model, clusters))
     goal = config.goal
-    if config.interleave:
-        from fasop.search.planner import WIDER, interleave
+    if config.interleave or config.schedule != "1f1b":
+        from fasop.search.planner import WIDER, interleaved, reschedule, zero_bubble
 
-        goal = replace(goal, top=WIDER * goal.top)
-    plans = search(model, clusters, cost_files, options, goal)
-    if config.interleave:
-        plans = interleave(plans, cost_files)
+        plans = search(model, clusters, cost_files, options, replace(goal, top=WIDER * goal.top))
+        plans = reschedule(plans, cost_files, interleaved if config.interleave else zero_bubble)
+    else:
+        plans = search(model, clusters, cost_files, options, goal)
     if config.objective == "pareto" and goal.everything and not config.all:
         plans = pareto_front(plans, by_time_and_price)
     steps = config.steps_of(model.global_batch * model.seq)

@@ -27,6 +27,7 @@ KINDS = {
     "update": Kind("optimizer", "#2b3a67"),
     "gather": Kind("parameter all-gather", "#80a1c1"),
 }
+WGRAD = {"wgrad": Kind("gradients of weights", "#e0a03a")}  # where they are put off
 STRIPS = ("compute", "communication")
 
 
@@ -52,16 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(Config, argv, description="Simulate one step of a plan.")
     plan = pick_plan(config.plan, config.rank)
     found = events_.of_plan(plan)
-    schedule = "1f1b" if plan.virtual_stages == 1 else f"interleaved, {plan.virtual_stages} chunks per stage"
     whole, drawn = events_.step_time(found), picture(plan, found)
     lines = [
-        f"{plan.title}, {schedule}",
+        f"{plan.title}, {plan.schedule}",
         f"simulated step {whole:.4f} s; planned with {plan.cost_model} {plan.step_time:.4f} s "
         f"({whole / plan.step_time - 1:+.2%})",
         *(f"  {label}: {idle}" for label, idle in drawn.lanes),
     ]
     if config.picture:
-        title = f"{plan.title}, {schedule}: {whole:.4f} s per step"
+        title = f"{plan.title}, {plan.schedule}: {whole:.4f} s per step"
         files.write_text(Path(config.picture), schedule_page(title, [drawn]))
         lines.append(f"picture: {config.picture}")
     if config.et:
@@ -80,17 +80,17 @@ def picture(plan: Plan, events: list[Event]) -> Picture:
         (f"stage {stage}: {plan.stage_gpu[stage]}, {plan.partition[stage]} units", f"{idle:.1%} bubble")
         for stage, idle in enumerate(events_.bubbles(plan, events))
     ]
-    spans = [_span(event) for event in events if event.kind in KINDS]
-    return Picture("step", stages, spans, KINDS, STRIPS)
+    kinds = KINDS | WGRAD if plan.weight_gradients else KINDS
+    spans = [_span(event, kinds[event.kind].label) for event in events if event.kind in kinds]
+    return Picture("step", stages, spans, kinds, STRIPS)
 
 
-def _span(event: Event) -> Span:
-    label = KINDS[event.kind].label
+def _span(event: Event, label: str) -> Span:
     if event.micro_batch >= 0:
         label += f" {event.micro_batch}"
     if event.kind == "send":
         label += f", {'activations' if event.up else 'gradients'} to stage {event.peer}"
     if event.chunk > 0:
         label += f", chunk {event.chunk}"
-    strip = STRIPS.index("compute" if event.kind in ("forward", "backward", "update") else "communication")
+    strip = int(event.kind not in ("forward", "backward", "wgrad", "update"))  # of STRIPS
     return Span(event.stage, event.start, event.end, event.kind, label, strip)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fasop.exact.communication import SEND_BUFFER, Communication
 from fasop.exact.memory import activations, held_parameters, stage_gib
-from fasop.exact.passes import Passes, exposed_seconds, step_end, synchronized
+from fasop.exact.passes import SPLIT_NOTE, Passes, exposed_seconds, step_end, synchronized
 from fasop.exact.stage_costs import message_bytes
 from fasop.exact.unit_times import Compute
 from fasop.inputs.costs import CostFile
@@ -18,7 +18,7 @@ from fasop.plans.layout import Layout, LayoutStage, Replica
 from fasop.plans.options import Options
 from fasop.plans.shapes import Group, Part, crowded, group_size, merged
 from fasop.schedule import deepspeed, one_f_one_b
-from fasop.schedule.events import in_flight
+from fasop.schedule.events import in_flight, zero_bubble
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,15 @@ def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Es
     model, count = layout.model, len(layout.stages)
     passes = Passes(model, Compute(cost_files, model, options), Communication(layout.cluster), options)
     replicas: list[np.ndarray] = []
-    notes: dict[str, None] = {}
+    is_split = layout.schedule == "zero-bubble"
+    notes: dict[str, None] = {SPLIT_NOTE: None} if is_split else {}
     ends = list(itertools.accumulate(layout.partition))
     for index, (stage, behind) in enumerate(zip(layout.stages, ends, strict=True)):
         units = slice(behind - stage.units, behind)
-        held = in_flight(index, count, layout.micro_batches, layout.virtual_stages)
-        replicas.append(_replicas(passes, stage, units, held, notes))
-    slowest = [each.max(axis=0).tolist() for each in replicas]
-    ended, p2p = _ends(passes, layout, [each[:, :2] for each in replicas])
+        held = in_flight(index * (not is_split), count, layout.micro_batches, layout.virtual_stages)
+        replicas.append(_replicas(passes, stage, units, held, is_split, notes))
+    slowest = [each[:, :5].max(axis=0).tolist() for each in replicas]
+    ended, p2p = _ends(passes, layout, [each[:, [0, 1, 5]] for each in replicas])
     pipeline = max(end for end, _ in ended)
     embedding = _embedding(passes, layout)
     stages, synced = [], []
@@ -81,10 +82,11 @@ def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Es
 
 
 def _replicas(
-    passes: Passes, stage: LayoutStage, units: slice, held: float, notes: dict[str, None]
+    passes: Passes, stage: LayoutStage, units: slice, held: float, is_split: bool, notes: dict[str, None]
 ) -> np.ndarray:
-    """Seconds of forward and backward per micro-batch, of reduction and update once per step, and GiB
-    [replica, these]; those that are alike are computed once. notes: gets what was not measured.
+    """Seconds of forward and backward per micro-batch, of reduction and update once per step, GiB, and of
+    a backward's last part, if it ``is_split`` [replica, these]; those that are alike are computed once.
+    notes: gets what was not measured.
     """
     model, options = passes.model, passes.options
     data, dp = _data(stage.replicas), len(stage.replicas)
@@ -103,7 +105,8 @@ def _replicas(
             parameters = np.array(sizes[0][units].sum())
         # Buckets of gradients go beside the backward of all layers but the first.
         layers = is_layer.sum()
-        hidden = backward[is_layer].sum() * (1 - 1 / np.maximum(layers, 1))
+        last = passes.weight_gradients(mbs, group, ep)[units] if is_split else backward
+        hidden = last[is_layer].sum() * (1 - 1 / np.maximum(layers, 1))
         reduction, gather = passes.once(data, tp, parameters, of_experts, ep)
         reduction = exposed_seconds(options, reduction, hidden, layers)
         if costs.update is not None:
@@ -116,7 +119,7 @@ def _replicas(
         needs = np.array((once * ~is_layer).sum()), np.array((once * is_layer).max(initial=0.0))
         memory = stage_gib(model, options, (tp, ep, dp), (parameters, of_experts), kept.sum() * held, needs)
         rows = forward.sum(), backward.sum(), reduction, update + gather, memory + gpu.reserved_gib
-        return [float(value) for value in rows]
+        return [float(value) for value in (*rows, last.sum())]
 
     found = []
     for at, one in enumerate(stage.replicas):
@@ -131,9 +134,9 @@ def _ends(
 ) -> tuple[list[tuple[float, float]], tuple[float, ...]]:
     """When each stage, and its last backward, ends; and the slowest message over each boundary.
 
-    seconds: of each stage [replica, forward and backward]. Where all stages have as many replicas of the same
-    micro-batch, each column of them is a pipeline of its own; else every micro-batch waits for the slowest
-    replica of each stage.
+    seconds: of each stage [replica, forward, backward and its last part]. Where all stages have as
+    many replicas of the same micro-batch, each column of them is a pipeline of its own; else every
+    micro-batch waits for the slowest replica of each stage.
     """
     if len({tuple(one.mbs for one in stage.replicas) for stage in layout.stages}) == 1:
         rows = zip(*(map(tuple, each.tolist()) for each in seconds), strict=True)
@@ -143,16 +146,20 @@ def _ends(
         columns = {(slowest, _messages(passes, layout, None))}
     lines = []
     for times, messages in sorted(columns):
-        forward, backward = zip(*times, strict=True)
+        forward, backward, weights = zip(*times, strict=True)
         p2p, holds = [seconds for seconds, _ in messages], [hold for _, hold in messages]
         if passes.options.engine == "deepspeed":
             ends = deepspeed.stage_ends(forward, backward, p2p, holds, layout.micro_batches)
+            lines.append((ends, ends))
+        elif layout.schedule == "zero-bubble":
+            done = list(zip(*zero_bubble(forward, backward, weights, p2p, layout.micro_batches), strict=True))
+            ends = [max(end for task, end in done if task.stage == at) for at in range(len(forward))]
             lines.append((ends, ends))
         else:
             line = one_f_one_b.run(forward, backward, p2p, layout.micro_batches)
             lines.append((line.stage_end, line.backward_end))
     # With several chunks per stage, all but the slowest stage fill the pipeline with a chunk each.
-    whole = [float(each.sum(axis=1).max()) for each in seconds]
+    whole = [float(each[:, :2].sum(axis=1).max()) for each in seconds]
     saved = (1 - 1 / layout.virtual_stages) * (sum(whole) - max(whole))
     latest = (np.max(lines, axis=0) - saved).T.tolist()
     longest = [max(messages[at][0] for _, messages in columns) for at in range(len(seconds) - 1)]

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.cost import gpus
 from fasop.errors import PlanError
 from fasop.exact.communication import Communication
 from fasop.exact.kernels import tensor_sums
 from fasop.exact.memory import parameters
-from fasop.exact.recipes import constant, constant_name, hardware, update_seconds, with_host
+from fasop.exact.recipes import constant, constant_name, hardware, update_seconds, weight_share, with_host
 from fasop.exact.unit_times import Compute, UnitSeconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
@@ -26,6 +27,7 @@ from fasop.plans.options import Options, Recompute
 from fasop.plans.shapes import Group, every, first, group_size
 
 Time = Any  # a float, or an array
+SPLIT_NOTE = "zero-bubble: the share of weights' gradients is computed (A100's on unknown GPUs), not measured"
 
 
 class Passes:
@@ -90,6 +92,15 @@ class Passes:
             gathered, reduced = self._sharded(data, tp, ep)
             forward, backward = self._beside(forward, gathered), self._beside(backward, gathered + reduced)
         return forward, backward
+
+    def weight_gradients(self, mbs: int, tensor: Group, ep: int) -> np.ndarray:
+        """Seconds per unit in which a backward pass computes gradients of weights."""
+        name, tp = tensor[0].gpu, group_size(tensor)
+        units = self.units(name, tp, mbs, ep, len(tensor))
+        gpu = hardware(self.links.cluster.gpu(name).costs_of) or gpus.gpu("A100")
+        sums = units.has_collectives * self.sum_seconds(tensor, mbs) * self._sums[1]
+        share = weight_share(gpu, self.model, tp, mbs, self.options, ep)
+        return np.asarray(share * np.maximum(units.backward - sums, 0.0))
 
     def sum_seconds(self, tensor: Group, mbs: int) -> float:
         """Seconds of one sum of activations over a tensor-parallel group; with sequence parallelism, of the

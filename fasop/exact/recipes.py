@@ -138,6 +138,23 @@ def kernel_seconds(gpu: Gpu, model: Model, tp: int, mbs: int, options: Options, 
     return np.array([each[kind] for kind in model.kinds]).T
 
 
+def weight_share(gpu: Gpu, model: Model, tp: int, mbs: int, options: Options, ep: int = 1) -> np.ndarray:
+    """The part of the kernels of each unit's backward pass that computes gradients of weights [unit]: one
+    product for each product of the forward pass but those of attention.
+    """
+    shares = dict.fromkeys(model.kinds, 0.0)
+    plain = replace(model, mtp=0)
+    for kind in set(model.kinds) - {"E"} if not options.adapters else ():
+        work = unit_work(plain, kind, tp, mbs, options, ep)
+        products = [k for k in work.forward if isinstance(k, Matmul) and k not in work.scores]
+        of_weights = _parts([k._replace(m=k.k, k=k.m) for k in products], gpu, kind, options)
+        parts = unit_parts(gpu, plain, kind, tp, mbs, options, ep)
+        factors = {part: constant(constant_name(part, gpu, options)) for part in parts}
+        whole = sum(factor * parts[part][1] for part, factor in factors.items())
+        shares[kind] = sum(factors[part] * of_weights[part] for part in of_weights) / float(whole)
+    return np.array([shares[kind] for kind in model.kinds])
+
+
 def guessed(gpu: Gpu, model: Model, options: Options) -> list[str]:
     """Constants of a model's layers that no published run has set."""
     parts = unit_parts(gpu, model, "T", 1, 1, options)

@@ -35,6 +35,7 @@ def exported(plan: Plan, framework: str) -> str:
     reasons = {
         "its stages differ in tp, micro-batch or recomputation (--per-stage)": bool(plan.choices),
         "it runs out of memory": plan.is_oom,
+        f"{framework} has no zero-bubble schedule with one chunk per stage": bool(plan.weight_gradients),
         f"{framework} has no model like {model.name}": bool(unlike),
         f"{framework} makes no CUDA graph of a step": bool(options.cuda_graphs) and not bridge,
         "it computes a share of the layers again": options.recompute == "full" and options.recomputed < 1,

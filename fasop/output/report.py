@@ -58,10 +58,10 @@ def message_time(plan: Plan) -> float:
     """Seconds that the messages between stages add to the pipeline, by the exact model."""
     if plan.pp == 1:
         return 0.0
-    if plan.virtual_stages > 1:
-        silenced = replace(plan, p2p=(0.0,) * (plan.pp - 1), wrap=0.0)
-        silent = max(event.end for event in events.of_plan(silenced) if event.kind == "backward")
-        return plan.pipeline_time - silent
+    if plan.schedule != "1f1b":
+        silent = replace(plan, p2p=(0.0,) * (plan.pp - 1), wrap=0.0)
+        silent = events.rescheduled(silent, plan.virtual_stages, plan.weight_gradients)
+        return max(plan.pipeline_time - silent.pipeline_time, 0.0)
     passes = list(plan.stage_forward), list(plan.stage_backward)
     line = one_f_one_b.run(*passes, [0.0] * (plan.pp - 1), plan.micro_batches)
     return plan.pipeline_time - float(line.pipeline_time)
@@ -88,6 +88,8 @@ def table(plans: Sequence[Plan], cost: str) -> list[str]:
             row["ep"] = str(plan.ep)
         if len({each.options.recompute for each in plans}) > 1:
             row["recompute"] = plan.options.recompute
+        if any(each.weight_gradients for each in plans):
+            row["schedule"] = plan.schedule
         row["mem"] = f"{plan.fullest:.0%}" + " OOM" * plan.is_oom
         if any(each.price_per_step for each in plans):
             row |= {"$/step": f"{plan.price_per_step:.5f}", cost: f"{plan.train_cost:,.0f}"}
@@ -126,7 +128,8 @@ def reasons(plans: Sequence[Plan], objective: str) -> list[str]:
     ranks = [name for name in first.placement for _ in range(sizes[name])]
     gpus = Counter(ranks[: first.tp * first.dp * first.pp])
     lines.append(f"It trains {speed(first.model, first.cluster, gpus, first.step_time)}.")
-    lines.append(f"It runs with {options_line(first.options)}.")
+    split = ", zero-bubble schedule" * bool(first.weight_gradients)
+    lines.append(f"It runs with {options_line(first.options)}{split}.")
     found = errors(first.cluster, set(gpus), first.model, first.options)
     if exact:
         lines.append(f"Its step: {_shares(first, message_time(first))}.")

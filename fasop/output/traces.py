@@ -77,6 +77,8 @@ def write(plan: Plan, events: Sequence[Event], folder: Path, name: str) -> list[
     if (zero := plan.options.zero) >= 2:
         why = "it communicates within every pass, which traces lack: plan with --zero 0 or 1."
         raise PlanError(f"--et: a plan with --zero {zero} can't be written: {why}")
+    if plan.weight_gradients:
+        raise PlanError("--et: a zero-bubble plan can't be written: traces have whole backward passes.")
     folder.mkdir(parents=True, exist_ok=True)
     run = RunFiles(folder, name)
     whole, written = step_time(list(events)), []

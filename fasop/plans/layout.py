@@ -4,10 +4,11 @@ write files of them to have them evaluated: YAML, or JSON of the same shape.
 ``layouts: {name: {model, cluster, tp, dp, mbs, layers, …}}`` describes a layout of one tp and dp, ``layers``
 as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence (``cp_comm: ring`` or
 ``all-to-all``), and what a recipe sets (``precision: fp8``, ``zero: 3``, ``cuda_graphs: layer`` or ``true``)
-is called as in ``fasop/plans/options.py``; what isn't set is as in ``plan``, by whether the model has
-measured costs on these GPUs. Stages that differ are listed instead: ``stages: [{layers: 12, replicas:
-[{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each replica is a tensor-parallel group, on a node of its own unless
-``node`` names one. ``measured``: seconds of a step of a run, for comparison.
+is called as in ``fasop/plans/options.py``; ``schedule: zero-bubble`` splits the backward pass; what isn't set
+is as in ``plan``, by whether the model has measured costs on these GPUs. Stages that differ are listed
+instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each replica is a
+tensor-parallel group, on a node of its own unless ``node`` names one. ``measured``: seconds of a step of a
+run, for comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fasop.errors import PlanError
 from fasop.inputs import kinds
@@ -34,11 +35,12 @@ EVEN = {
     **dict.fromkeys(("tp", "dp", "mbs", "ep", "virtual_stages"), kinds.Count),
     **{"layers": Any, "nodes": tuple[kinds.Name, ...]},
 }
+Schedule = Literal["1f1b", "zero-bubble"]
 OPTIONS = {key: kind for key, kind in kinds_of(Options).items() if key != "per_stage"}
 KINDS = {
     **{"model": kinds.Name, "cluster": kinds.Name, "stages": list, "global_batch": kinds.Sequences},
     **{"seq": kinds.Count, "cp": kinds.Count, "cp_comm": CpComm, "measured": kinds.StepSeconds},
-    **{"fsdp": bool},
+    **{"fsdp": bool, "schedule": Schedule},
     **EVEN,
     **OPTIONS,
 }
@@ -79,6 +81,7 @@ class Layout:
     stages: tuple[LayoutStage, ...]
     micro_batches: int
     virtual_stages: int = 1
+    schedule: Schedule = "1f1b"
 
     @property
     def partition(self) -> tuple[int, ...]:
@@ -107,7 +110,8 @@ def of_plan(plan: Plan) -> Layout:
     choices = [plan.choice(stage) for stage in range(plan.pp)]
     of = plan.model, plan.cluster, plan.placement, plan.tp * plan.dp
     layout = _layout(*of, plan.partition, choices, plan.ep)
-    return replace(layout, virtual_stages=plan.virtual_stages)
+    schedule: Schedule = "zero-bubble" if plan.weight_gradients else "1f1b"
+    return replace(layout, virtual_stages=plan.virtual_stages, schedule=schedule)
 
 
 def _layout(
@@ -178,7 +182,21 @@ def _described(
     if "stages" in values and (both := [key for key in EVEN if key in values]):
         raise PlanError(f"{where}: {both[0]} and stages exclude each other: give it to each replica.")
     layout = (_stages if "stages" in values else _even)(where, values, model, clusters[0], options)
+    layout = replace(layout, schedule=values.get("schedule", "1f1b"))
+    if layout.schedule != "1f1b" and (why := no_zero_bubble(layout, options)):
+        raise PlanError(f"{where}: schedule zero-bubble {why}.")
     return Described(name, layout, options, values.get("measured", 0.0))
+
+
+def no_zero_bubble(layout: Layout, options: Options) -> str:
+    """Why a layout can't run in the zero-bubble schedule, or nothing."""
+    reasons = {
+        "is for one chunk per stage: leave out virtual_stages": layout.virtual_stages > 1,
+        "is not DeepSpeed's: choose another engine": options.engine == "deepspeed",
+        # Its layers' inputs are kept until the gradients of weights are computed.
+        "excludes recomputation full": "full" in {stage.recompute for stage in layout.stages},
+    }
+    return next((why for why, applies in reasons.items() if applies), "")
 
 
 def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:

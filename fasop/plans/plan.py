@@ -63,14 +63,15 @@ class Plan:
 
     placement: GPU type of every node that is used, in rank order (rank = t + tp·d + tp·dp·stage, on the nodes
     in order); hosts: their names. partition: units per stage, the embedding E and the post-process P counted;
-    virtual_stages: chunks of each stage in an interleaved schedule. stage_gpu: the type that sets the pace of
-    each stage ("A100+A10" where a stage has both). stage_forward, stage_backward: one micro-batch; p2p: one
+    virtual_stages: chunks of each stage in an interleaved schedule; weight_gradients: seconds of each stage's
+    backward that a zero-bubble schedule puts off (else empty). stage_gpu: the type that sets the pace of each
+    stage ("A100+A10" where a stage has both). stage_forward, stage_backward: one micro-batch; p2p: one
     message over each of the pp−1 boundaries, wrap: from the last stage to the first, which an interleaved
     schedule needs. Once per step: dp_allreduce: each stage's gradient reduction as far as no computation
-    hides it; embedding_allreduce: the sum of the embedding's copies; update: each stage's optimizer, and
-    the gathering of what it updated. parts: what these are made of. pipeline_time: until the first stage's
-    last backward; step_time: the whole. stage_memory against stage_cap; is_oom: some stage does not fit.
-    price_per_step: of the nodes that are used; train_cost: all iterations.
+    hides it; embedding_allreduce: the sum of the embedding's copies; update: each stage's optimizer, and the
+    gathering of what it updated. parts: what these are made of. pipeline_time: until the last backward;
+    step_time: the whole. stage_memory against stage_cap; is_oom: some stage does not fit. price_per_step: of
+    the nodes that are used; train_cost: all iterations.
     lower_bound: no plan of the same degrees and micro-batch can take less than this (0: not computed).
     choices: of each stage, where stages differ (empty: all have tp, dp and mbs). notes: what was not
     measured.
@@ -109,6 +110,12 @@ class Plan:
     choices: tuple[StageChoice, ...] = ()
     lower_bound: kinds.Seconds = 0.0
     notes: tuple[str, ...] = ()
+    weight_gradients: tuple[kinds.Seconds, ...] = ()
+
+    @property
+    def schedule(self) -> str:
+        chunks = f"interleaved, {self.virtual_stages} chunks per stage" if self.virtual_stages > 1 else "1f1b"
+        return "zero-bubble" if self.weight_gradients else chunks
 
     @property
     def shape(self) -> Shape:
@@ -165,7 +172,11 @@ class _File(msgspec.Struct):
 
 def plans_json(plans: Sequence[Plan]) -> str:
     """``{"format": 2, "plans": […]}``, indented."""
-    return msgspec.json.format(msgspec.json.encode(_File(FORMAT, list(plans))), indent=1).decode()
+    file = msgspec.to_builtins(_File(FORMAT, list(plans)))
+    for plan in file["plans"]:
+        if not plan.get("weight_gradients"):  # of zero-bubble schedules alone
+            plan.pop("weight_gradients", None)
+    return msgspec.json.format(msgspec.json.encode(file), indent=1).decode()
 
 
 def read_plans(path: str | Path) -> list[Plan]:
@@ -194,7 +205,7 @@ def pick_plan(path: str, rank: int) -> Plan:
 def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
     """Whether something is wrong, and what; what comes later needs all before it to be right."""
     pp, cluster, model = plan.pp, plan.cluster, plan.model
-    optional = ("update", "parts", "choices")
+    optional = ("update", "parts", "choices", "weight_gradients")
     needed = ("partition", "stage_gpu", "stage_forward", "stage_backward", "dp_allreduce", "stage_memory")
     for name in (*needed, "stage_cap", *optional):
         count = len(getattr(plan, name))
@@ -226,10 +237,12 @@ def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
     yield math.gcd(model.experts or 1, plan.dp) % plan.ep, f"ep is {plan.ep}: give {remedy}"
     chunks, most = plan.virtual_stages, max(1, min(plan.layers))
     yield (
-        chunks > most or chunks > 1 and (pp == 1 or plan.micro_batches % pp),
+        chunks > most or chunks > 1 and (pp == 1 or plan.micro_batches % pp or plan.weight_gradients),
         f"virtual_stages is {chunks}: give at most {most}, the layers of the smallest stage, and 1 without a "
-        "pipeline, or where micro_batches is no multiple of pp",
+        "pipeline, with weight_gradients, or where micro_batches is no multiple of pp",
     )
+    pairs_of = zip(plan.weight_gradients, plan.stage_backward, strict=False)
+    yield any(part > whole for part, whole in pairs_of), "weight_gradients: give parts of stage_backward"
     gpus, sequences = plan.tp * plan.dp, plan.dp * plan.mbs
     for choice in plan.choices:
         own, tp = {name for name, _ in choice.shares}, choice.tp

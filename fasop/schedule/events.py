@@ -1,8 +1,8 @@
 """One step of a plan as events: what every pipeline stage does when, and what each event waits for.
 
-Computations and messages are those of the plan's schedule, ``one_f_one_b`` or interleaved. After them
-come the reduction of gradients, the sum of the embedding's copies, and the optimizer; the last of them ends
-at the plan's step time.
+Computations and messages are those of the plan's schedule, ``one_f_one_b``, interleaved or zero-bubble. After
+them come the reduction of gradients, the sum of the embedding's copies, and the optimizer; the last of them
+ends at the plan's step time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from fasop.plans.plan import Plan
 from fasop.schedule import one_f_one_b
 from fasop.schedule.one_f_one_b import Task
 
-Kind = Literal["forward", "backward", "send", "receive", "reduction", "embedding", "update", "gather"]
+Kind = Literal[
+    "forward", "backward", "wgrad", "send", "receive", "reduction", "embedding", "update", "gather"
+]
+Seconds = Sequence[float]
 
 
 @dataclass(frozen=True)
 class Event:
     """What a stage does from ``start`` to ``end``, in seconds.
 
+    kind: wgrad: gradients of weights, where these are put off, and ``backward`` is of the input alone.
     after: places in the list of the events of the same stage that must have ended. ``micro_batch`` and
     ``chunk`` count from 0, -1 for what belongs to none. ``peer``: the stage at the other end of a message.
     ``up``: the message holds activations, else gradients. A reduction that runs beside the last backward
@@ -46,11 +50,15 @@ class Event:
 
 def of_plan(plan: Plan) -> list[Event]:
     """All events of one step by stage and start, of a plan."""
-    if plan.virtual_stages > 1:
-        tasks = interleaved_tasks(plan.pp, plan.micro_batches, plan.virtual_stages)
+    if plan.weight_gradients:
+        passes = plan.stage_forward, plan.stage_backward, plan.weight_gradients
+        found = _pipeline(*zero_bubble(*passes, plan.p2p, plan.micro_batches))
     else:
-        tasks = one_f_one_b.tasks(plan.pp, plan.micro_batches)
-    found = _pipeline(tasks, task_ends(tasks, *chunk_seconds(plan), [*plan.p2p, plan.wrap]))
+        if plan.virtual_stages > 1:
+            tasks = interleaved_tasks(plan.pp, plan.micro_batches, plan.virtual_stages)
+        else:
+            tasks = one_f_one_b.tasks(plan.pp, plan.micro_batches)
+        found = _pipeline(tasks, task_ends(tasks, *chunk_seconds(plan), [*plan.p2p, plan.wrap]))
     for stage in range(plan.pp):
         found += _reduction(plan, found, stage)
     found += _updates(plan, found)
@@ -60,20 +68,20 @@ def of_plan(plan: Plan) -> list[Event]:
     return [replace(found[at], after=tuple(sorted(place[one] for one in found[at].after))) for at in order]
 
 
-def with_chunks(plan: Plan, chunks: int) -> Plan:
-    """The plan with so many chunks of layers per stage, and its new times."""
-    other = replace(plan, virtual_stages=chunks)
+def rescheduled(plan: Plan, chunks: int = 1, weight_gradients: tuple[float, ...] = ()) -> Plan:
+    """The plan with other chunks per stage, or with these seconds of its backwards put off, newly timed."""
+    other = replace(plan, virtual_stages=chunks, weight_gradients=weight_gradients)
     found = of_plan(other)
     ends, buckets = [0.0] * plan.pp, [0.0] * plan.pp
     for event in found:
-        if event.kind == "backward":
+        if event.kind in ("backward", "wgrad"):
             ends[event.stage] = max(ends[event.stage], event.end)
         elif event.bucket >= 0:
             buckets[event.stage] = max(buckets[event.stage], event.end)
     if plan.options.overlap and plan.parts:
         exposed = [until - end if until else 0.0 for until, end in zip(buckets, ends, strict=True)]
         other = replace(other, dp_allreduce=tuple(exposed))
-    return replace(other, pipeline_time=ends[0], step_time=step_time(found), lower_bound=0.0)
+    return replace(other, pipeline_time=max(ends), step_time=step_time(found), lower_bound=0.0)
 
 
 def layer_seconds(plan: Plan, stage: int) -> tuple[float, float]:
@@ -114,7 +122,9 @@ def _pipeline(tasks: Sequence[Task], ends: Sequence[float]) -> list[Event]:
             if stage < 0:
                 continue
             kind: Kind = "forward" if task.is_forward else "backward"
-            if task.is_message:
+            if task.chunk < 0:
+                kind = "wgrad"
+            elif task.is_message:
                 kind = "send" if stage == task.stage else "receive"
             after = tuple(places[wait, stage] for wait in task.waits if (wait, stage) in places)
             places[index, stage] = len(found)
@@ -132,11 +142,15 @@ def _reduction(plan: Plan, found: list[Event], stage: int) -> list[Event]:
         return [Event(stage, "reduction", start, start + plan.dp_allreduce[stage], after, chunk=-1)]
     layers = chunk_layers(plan, stage)
     each, layer = plan.parts[stage].reduction / (sum(layers) or 1), plan.parts[stage].layer_backward
+    last: Kind = "backward"
+    if plan.weight_gradients:
+        last = "wgrad"
+        layer *= plan.weight_gradients[stage] / plan.stage_backward[stage]
     events: list[Event] = []
     free = 0.0
     before: tuple[int, ...] = ()
     for place, event in enumerate(found):
-        if (event.stage, event.kind, event.micro_batch) != (stage, "backward", plan.micro_batches - 1):
+        if (event.stage, event.kind, event.micro_batch) != (stage, last, plan.micro_batches - 1):
             continue
         # A stage without layers has a bucket all the same.
         for index in reversed(range(layers[event.chunk] or 1)):
@@ -205,7 +219,7 @@ def covered(intervals: list[tuple[float, float]], first: float = 0.0, last: floa
 
 
 def task_ends(
-    tasks: Sequence[Task], forward: list[list[float]], backward: list[list[float]], links: list[float]
+    tasks: Sequence[Task], forward: list[list[float]], backward: list[list[float]], links: Sequence[float]
 ) -> list[float]:
     """When each task ends, in seconds.
 
@@ -230,8 +244,41 @@ def interleaved_tasks(stages: int, m: int, chunks: int) -> list[Task]:
 
     Messages are sent beside computation; those from one stage to another follow each other over the link.
     """
-    programs = [_program(stage, stages, m, chunks) for stage in range(stages)]
-    found: list[Task] = []
+    return _tasks([_program(stage, stages, m, chunks) for stage in range(stages)], chunks)
+
+
+def zero_bubble(
+    forward: Seconds, backward: Seconds, weights: Seconds, links: Seconds, m: int
+) -> tuple[list[Task], list[float]]:
+    """All tasks of a step with split backward passes (ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline
+    Parallelism", 2.1), and when each ends; weights: the part of each stage's ``backward`` that is put off.
+    Stages put nothing off if that is sooner, so that a step never takes longer than with 1F1B.
+    """
+    inputs = [[whole - part, part] for whole, part in zip(backward, weights, strict=True)]
+    ways = [zero_bubble_tasks(len(forward), m, most) for most in (len(forward), 0)]
+    done = [(tasks, task_ends(tasks, [[one] for one in forward], inputs, links)) for tasks in ways]
+    return min(done, key=lambda way: max(way[1]))
+
+
+@functools.lru_cache(maxsize=16)
+def zero_bubble_tasks(stages: int, m: int, most: int) -> list[Task]:
+    """1F1B in which a stage sends back the gradient of a micro-batch's input first. Stage i computes those of
+    the weights i micro-batches later, at most ``most``, and so keeps as many micro-batches as the first one.
+    """
+    programs = []
+    for stage in range(stages):
+        ahead, later = min(stages - 1 - stage, m), min(stage, most, m)
+        order = [(True, 0, j) for j in range(ahead)]
+        for j in range(m):
+            order += [(True, 0, ahead + j)] * (ahead + j < m) + [(False, 0, j)]
+            order += [(False, -1, j - later)] * (j >= later)
+        programs.append(order + [(False, -1, j) for j in range(m - later, m)])
+    return _tasks(programs, 1)
+
+
+def _tasks(programs: list[list[tuple[bool, int, int]]], chunks: int) -> list[Task]:
+    """programs: what each stage computes in order (``_program``)."""
+    stages, found = len(programs), list[Task]()
     at = [0] * stages
     last: dict[int | tuple[int, int], int] = {}  # the last task of each stage, and over each link
     came: dict[tuple[int, bool, int, int], int] = {}  # the message with a computation's input
@@ -243,7 +290,7 @@ def interleaved_tasks(stages: int, m: int, chunks: int) -> list[Task]:
                 here = (stage, is_forward, chunk, j)
                 # The first computation of all, and the first to go back, wait for no message.
                 source = (0, 0) if is_forward else (stages - 1, chunks - 1)
-                if here not in came and (stage, chunk) != source:
+                if chunk >= 0 and here not in came and (stage, chunk) != source:
                     break
                 waits = tuple(known for known in (last.get(stage), came.get(here)) if known is not None)
                 last[stage] = len(found)
@@ -266,7 +313,7 @@ def warm_up(stage: int, stages: int, chunks: int) -> int:
 
 
 def in_flight(stage: int, stages: int, m: int, chunks: int) -> float:
-    """Micro-batches, or parts of them, whose activations a stage keeps at once."""
+    """Micro-batches, or parts of them, whose activations a stage keeps at once (zero-bubble: as stage 0)."""
     ahead = warm_up(stage, stages, chunks) if chunks > 1 else stages - stage - 1
     return min((ahead + 1) / chunks, m)
 

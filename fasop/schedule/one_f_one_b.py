@@ -25,7 +25,8 @@ class Task(NamedTuple):
     """A computation of a stage, or with ``peer`` a message from ``stage`` to ``peer``.
 
     is_forward: of activations, else of gradients. waits: the tasks, by their place in the list, that must
-    have ended. chunk: of the stage that computes or sends, in an interleaved schedule.
+    have ended. chunk: of the stage that computes or sends, in an interleaved schedule; -1: gradients of
+    weights, which a zero-bubble schedule puts off.
     """
 
     stage: int

@@ -7,24 +7,25 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
 
 from fasop.exact.communication import Communication
-from fasop.exact.passes import Passes, step_end, synchronized
+from fasop.exact.passes import SPLIT_NOTE, Passes, step_end, synchronized
 from fasop.exact.stage_costs import StageCosts, data_group, tensor_group
 from fasop.exact.unit_times import Compute
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import CostFile
 from fasop.inputs.models import Model
 from fasop.memo import memo
+from fasop.plans.layout import no_zero_bubble, of_plan
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
 from fasop.plans.shapes import MOST_BLOCKS, Block, Seats, Shape, blocks, gpu_types, stage_seats
 from fasop.schedule import one_f_one_b
-from fasop.schedule.events import in_flight, with_chunks
+from fasop.schedule.events import in_flight, rescheduled
 from fasop.search.bounds import Bounds
 from fasop.search.improve import best_of_all, improve
 from fasop.search.node_counts import NodeCounts
@@ -211,27 +212,29 @@ def memory_with(plan: Plan, options: Options) -> tuple[float, ...]:
     sizes = []
     for stage in range(plan.pp):
         units = plan.units(stage)
-        held = in_flight(stage, plan.pp, plan.micro_batches, plan.virtual_stages)
+        at = stage * (not plan.weight_gradients)
+        held = in_flight(at, plan.pp, plan.micro_batches, plan.virtual_stages)
         own = float(tables.memory(plan.choice(stage), held)[units.start, units.stop])
         types = plan.stage_gpu[stage].split("+")
         sizes.append(own + max(plan.cluster.gpu(name).reserved_gib for name in types))
     return tuple(sizes)
 
 
-def interleave(plans: Sequence[Plan], cost_files: list[CostFile]) -> list[Plan]:
-    """Each plan with the chunks that make its step shortest, the fastest first; those that gain nothing, or
+def reschedule(plans: Sequence[Plan], cost_files: list[CostFile], way: Callable[..., Plan]) -> list[Plan]:
+    """Each plan in the schedule that makes its step shortest, the fastest first; those that gain nothing, or
     would not fit into memory, stay as they are.
     """
     found: list[Plan] = []
     wanted = len(plans) // WIDER
     for plan in plans:
         limit = found[wanted - 1].step_time if len(found) >= wanted > 0 else math.inf
-        made = _with_chunks(plan, cost_files) if _least(plan) < limit else plan
+        made = way(plan, cost_files) if _least(plan) < limit else plan
         found = sorted([*found, made], key=lambda plan: plan.step_time)
     return found
 
 
-def _with_chunks(plan: Plan, cost_files: list[CostFile]) -> Plan:
+def interleaved(plan: Plan, cost_files: list[CostFile]) -> Plan:
+    """The plan, or one with chunks that is faster."""
     best, starts = plan, [plan]
     # Megatron-LM interleaves decoders or encoders alone, and as many micro-batches as fill all stages.
     possible = plan.pp > 1 and plan.model.encoder_layers is None and plan.micro_batches % plan.pp == 0
@@ -246,13 +249,29 @@ def _with_chunks(plan: Plan, cost_files: list[CostFile]) -> Plan:
     for start in starts:
         before = start.step_time
         for chunks in range(2, min(*start.layers, MOST_CHUNKS) + 1):
-            other = with_chunks(start, chunks)
+            other = rescheduled(start, chunks)
             if other.step_time >= before:
                 break  # more chunks only add messages
             before = other.step_time
             if other.step_time < best.step_time and not (fitted := _with_memory(other)).is_oom:
                 best = fitted
     return best
+
+
+def zero_bubble(plan: Plan, cost_files: list[CostFile]) -> Plan:
+    """The plan, or the same in the zero-bubble schedule where that is faster."""
+    if no_zero_bubble(of_plan(plan), plan.options) or _least(plan) >= plan.step_time:
+        return plan
+    passes = Planner(plan.model, plan.cluster, cost_files, plan.options).passes
+    weights = []
+    for stage, seats in enumerate(stage_seats(plan.cluster, plan.placement, plan.shape)):
+        choice, units = plan.choice(stage), plan.units(stage)
+        groups = [(mbs, tensor_group(seats, name, choice.tp)) for name, mbs in choice.shares]
+        each = [passes.weight_gradients(mbs, group, plan.ep)[units].sum() for mbs, group in groups]
+        weights.append(float(min(each)))
+    other = _with_memory(rescheduled(plan, weight_gradients=tuple(weights)))
+    is_better = other.step_time < plan.step_time and not other.is_oom
+    return replace(other, notes=(*plan.notes, SPLIT_NOTE)) if is_better else plan
 
 
 def _least(plan: Plan) -> float:

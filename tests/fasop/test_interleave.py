@@ -16,7 +16,7 @@ from fasop.inputs.models import find_model
 from fasop.plans.options import Options
 from fasop.plans.plan import Goal, Plan, read_plans
 from fasop.schedule import events
-from fasop.search.planner import interleave
+from fasop.search.planner import interleaved, reschedule
 from fasop.search.search import search
 
 COSTS = [read_costs()]
@@ -29,7 +29,7 @@ def planned(cluster: str, **degrees: int) -> list[Plan]:
 
 def test_chunks_shorten_the_step_of_a_deep_pipeline_and_cost_memory() -> None:
     before = planned("paper-gpt2xl", tp=1, pp=8, mbs=1)
-    after = interleave(before, COSTS)
+    after = reschedule(before, COSTS, interleaved)
     assert len(after) == len(before) and after[0].step_time < before[0].step_time
     assert after == sorted(after, key=lambda plan: plan.step_time)
     (same,) = (plan for plan in before if plan.shape == after[0].shape)
@@ -49,10 +49,10 @@ def test_chunks_that_do_not_fit_or_can_not_run_are_not_planned() -> None:
     (gpu,) = plan.cluster.gpus
     tight = replace(gpu, memory_gib=max(plan.stage_memory) + 0.01)
     full = replace(plan, cluster=replace(plan.cluster, gpus=(tight,)), stage_cap=(tight.memory_gib,) * 8)
-    assert interleave([plan], COSTS)[0].virtual_stages > 1
-    assert interleave([full], COSTS) == [full]
+    assert reschedule([plan], COSTS, interleaved)[0].virtual_stages > 1
+    assert reschedule([full], COSTS, interleaved) == [full]
     t5 = search(find_model("t5"), load_clusters("paper-t5"), COSTS, [Options()], Goal(top=1, pp=8, mbs=1))
-    assert interleave(t5, COSTS) == t5
+    assert reschedule(t5, COSTS, interleaved) == t5
 
 
 def test_the_command_plans_chunks_that_simulate_and_export_read(capsys: pytest.CaptureFixture[str]) -> None:

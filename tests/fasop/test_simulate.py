@@ -57,7 +57,7 @@ def test_the_events_end_at_the_plans_step_time(plans: Path) -> None:
 
 def test_no_micro_batch_is_ahead_of_its_data(plans: Path) -> None:
     plan = next(plan for plan in read_plans(plans) if plan.pp == 8)
-    for found in (events_.of_plan(plan), events_.of_plan(events_.with_chunks(plan, 2))):
+    for found in (events_.of_plan(plan), events_.of_plan(events_.rescheduled(plan, 2))):
         ends = {
             (e.kind, e.stage, e.micro_batch, e.chunk): e.end
             for e in found
@@ -76,7 +76,7 @@ def test_no_micro_batch_is_ahead_of_its_data(plans: Path) -> None:
 def test_interleaving_computes_as_much_with_smaller_bubbles() -> None:
     plan = even(8, layers=4)
     m = plan.micro_batches
-    plain, mixed = events_.of_plan(plan), events_.of_plan(events_.with_chunks(plan, 2))
+    plain, mixed = events_.of_plan(plan), events_.of_plan(events_.rescheduled(plan, 2))
     # Narayanan et al. 2021: the bubble is (p − 1)/m of the ideal time, and 1/v of that interleaved.
     assert events_.step_time(plain) == pytest.approx(0.12 * (m + 7))
     assert events_.step_time(mixed) == pytest.approx(0.12 * (m + 7 / 2))
@@ -106,18 +106,18 @@ def even(stages: int, layers: int, **changes: object) -> Plan:
         model=model, cluster=cluster, cost_model="exact", placement=("X",) * stages, is_oom=False,
         **fixed, **{**dict.fromkeys(nothing, 0.0), **values, **changes},
     )  # fmt: skip
-    return events_.with_chunks(plan, 1)
+    return events_.rescheduled(plan, 1)
 
 
 def test_three_layers_are_chunks_of_two_and_one() -> None:
-    plan = events_.with_chunks(even(2, layers=3), 2)
+    plan = events_.rescheduled(even(2, layers=3), 2)
     found = [e for e in events_.of_plan(plan) if e.kind == "forward" and e.stage == 1 and e.micro_batch == 0]
     assert [round(e.end - e.start, 9) for e in found] == [0.02, 0.01]
     assert plan_settings.settings(dataclasses.replace(plan, hosts=("a", "b")))["PARTITION"] == "2-2-1-1"
 
 
 def test_messages_of_two_chunks_follow_each_other_over_a_link() -> None:
-    plan = events_.with_chunks(even(2, layers=2, p2p=(0.5,), wrap=0.5), 2)
+    plan = events_.rescheduled(even(2, layers=2, p2p=(0.5,), wrap=0.5), 2)
     sends = [e for e in events_.of_plan(plan) if e.kind == "send"]
     for stage in range(2):
         times = sorted((e.start, e.end) for e in sends if e.stage == stage)
@@ -210,7 +210,7 @@ def test_the_export_is_the_whole_plan(plans: Path, tmp_path: Path) -> None:
     for option, (name, value) in changes.items():
         other = dataclasses.replace(plan, options=dataclasses.replace(plan.options, **{option: value}))
         assert plan_settings.settings(other)[name] == ("true" if value == 1 else value), option
-    interleaved = events_.with_chunks(next(plan for plan in read_plans(plans) if plan.pp == 8), 2)
+    interleaved = events_.rescheduled(next(plan for plan in read_plans(plans) if plan.pp == 8), 2)
     settings = plan_settings.settings(interleaved)
     assert settings["VIRTUAL_STAGES"] == "2" and len(settings["PARTITION"].split("-")) == 16
     assert sum(map(int, settings["PARTITION"].split("-"))) == plan.model.layers

@@ -105,7 +105,7 @@ def test_two_plans_are_compared_by_their_planned_steps(
 @pytest.mark.parametrize("chunks", [2, 4])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_interleaved_set_replays_to_the_simulated_step(chunks: int, overlap: bool, tmp_path: Path) -> None:
-    plan = events.with_chunks(planned(1, 2, 2, overlap=overlap), chunks)
+    plan = events.rescheduled(planned(1, 2, 2, overlap=overlap), chunks)
     found = written(plan, tmp_path)
     assert chakra_et(["validate", str(tmp_path / "planned")]) == 0
     assert replayed(found, tmp_path)[0] == pytest.approx(plan.step_time, rel=1e-4)
@@ -118,7 +118,7 @@ def test_an_interleaved_set_replays_to_the_simulated_step(chunks: int, overlap: 
 def test_a_set_replays_other_links_as_the_schedule_would(chunks: int, factor: float, tmp_path: Path) -> None:
     # Edges taken from times that coincided made an interleaved step 26 % longer at a tenth of the bandwidth.
     plan = planned(1, 2, 4)
-    plan = events.with_chunks(plan, chunks) if chunks > 1 else plan
+    plan = events.rescheduled(plan, chunks) if chunks > 1 else plan
     slower = dataclasses.replace(plan, p2p=tuple(factor * p2p for p2p in plan.p2p), wrap=factor * plan.wrap)
     expected = events.step_time(events.of_plan(slower))
     found = written(plan, tmp_path)
@@ -129,7 +129,7 @@ def test_a_set_replays_other_links_as_the_schedule_would(chunks: int, factor: fl
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_a_set_replays_slower_gpus_as_the_schedule_would(chunks: int, tmp_path: Path) -> None:
     plan = planned(1, 1, 4)
-    plan = events.with_chunks(plan, chunks) if chunks > 1 else plan
+    plan = events.rescheduled(plan, chunks) if chunks > 1 else plan
     first = plan.tp * plan.dp  # ranks of the first stage, which becomes three times as slow
     parts = [
         dataclasses.replace(
@@ -197,7 +197,7 @@ def computed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Passes, "sum_seconds", lambda *_: 0.0)
         without = estimated()
-    return events.with_chunks(plan, chunks) if chunks > 1 else plan, without
+    return events.rescheduled(plan, chunks) if chunks > 1 else plan, without
 
 
 T5 = cases.model(layers=8, batch=8, encoder=4)
