@@ -51,6 +51,7 @@ class LateThread(threading.Thread):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.ready.set()
         self.leave.set()
         self.join()
 
@@ -99,7 +100,7 @@ def test_cpu_time_of_a_thread_that_polls_for_messages_is_not_that_of_the_step(tm
             while time.clock_gettime(clock) < end:
                 time.sleep(0.02)
             tracer.step()
-            ((_, cpu, _),) = tracer._recorder.steps
+            ((_, cpu),) = tracer._recorder.steps
             thread.ready.set()
         assert (cpu > 0.25) is counts
 
