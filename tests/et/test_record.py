@@ -212,21 +212,22 @@ def test_a_failed_rank_does_not_pass_an_older_file_off_as_its_own(
     assert "tiny_2gpu.1.et isn't the file that the conversion wrote" in capsys.readouterr().err
 
 
+def _full(job: tuple[Path, Any, Any, Any]) -> Any:
+    """``finish_rank`` on a disk that is full from rank 1 on; other processes find it by its name."""
+    if job[0].name == "tiny_2gpu.1.et":
+        raise OSError(errno.ENOSPC, "No space left on device", str(job[0]))
+    return finish_rank(job)
+
+
 @pytest.mark.parametrize("older", [False, True])
 def test_a_rank_without_its_joint_times_is_not_committed(
     run: Path, older: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A disk that was full in the pass over all ranks left files with the waits of unaligned clocks, which
     replayed with status 0."""
-
-    def full(job: tuple[Path, Any, Any, Any]) -> Any:
-        if job[0].name == "tiny_2gpu.1.et":
-            raise OSError(errno.ENOSPC, "No space left on device", str(job[0]))
-        return finish_rank(job)
-
     for path in [] if older else [*run.parent.glob("*.et"), *run.parent.glob("*_conversion.json")]:
         path.unlink()
-    monkeypatch.setattr(runs, "finish_rank", full)
+    monkeypatch.setattr(runs, "finish_rank", _full)
     assert main(["convert", str(run.parent)]) == 1
     assert "tiny_2gpu.1.et: No space left on device" in capsys.readouterr().err
     assert Path(f"{run}.1.et").exists() == older
