@@ -154,8 +154,9 @@ def measure(name: str, size: int, clock: str) -> tuple[float, ...]:
             traced.append(median(steps))
             own_steps.append(median(step[at] / 1000 for step in recording.untraced_us))
             if clock == "cpu":  # what was taken off in all threads
-                own = trace.attributes["recorded_micros"]
-                taken = int((own.values - trace.duration_micros.astype(np.int64)[own.rows]).sum())
+                own = trace.attributes.get("recorded_micros")  # absent where nothing was taken off
+                left = trace.duration_micros.astype(np.int64)
+                taken = int((own.values - left[own.rows]).sum()) if own else 0
             else:
                 ends = [trace.metadata_int(f"{of}_end_micros") or 0 for of in ("recorded", "measured")]
                 taken = ends[0] - ends[1]
