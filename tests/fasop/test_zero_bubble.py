@@ -196,6 +196,16 @@ def refused(plan: Plan, framework: str) -> None:
         frameworks.exported(plan, framework)
 
 
+LAYOUT = {
+    "model": "gpt2-xl",
+    "cluster": "paper-gpt2xl",
+    "tp": 1,
+    "dp": 8,
+    "mbs": 1,
+    "layers": "12-12-12-12",
+}
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [
@@ -208,16 +218,8 @@ def refused(plan: Plan, framework: str) -> None:
 def test_layouts_that_can_not_run_so_are_refused(
     more: dict[str, object], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    layout = {
-        "model": "gpt2-xl",
-        "cluster": "paper-gpt2xl",
-        "tp": 1,
-        "dp": 8,
-        "mbs": 1,
-        "layers": "12-12-12-12",
-    }
     path = tmp_path / "layouts.yaml"
-    path.write_text(json.dumps({"layouts": {"one": {**layout, "schedule": "zero-bubble", **more}}}))
+    path.write_text(json.dumps({"layouts": {"one": {**LAYOUT, "schedule": "zero-bubble", **more}}}))
     assert evaluate.main([str(path)]) == 2
     assert why in capsys.readouterr().err
 
@@ -225,16 +227,8 @@ def test_layouts_that_can_not_run_so_are_refused(
 def test_a_layout_is_faster_with_it_and_its_last_stage_keeps_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    layout = {
-        "model": "gpt2-xl",
-        "cluster": "paper-gpt2xl",
-        "tp": 1,
-        "dp": 8,
-        "mbs": 1,
-        "layers": "12-12-12-12",
-    }
     path = tmp_path / "layouts.yaml"
-    path.write_text(json.dumps({"layouts": {"a": layout, "b": {**layout, "schedule": "zero-bubble"}}}))
+    path.write_text(json.dumps({"layouts": {"a": LAYOUT, "b": {**LAYOUT, "schedule": "zero-bubble"}}}))
     assert evaluate.main([str(path), "--json"]) == 0
     plain, split = json.loads(capsys.readouterr().out)
     assert split["step"] < plain["step"]
