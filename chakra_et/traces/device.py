@@ -237,7 +237,8 @@ def _times(path: Path, numbers: dict[str, np.ndarray], findings: Findings) -> tu
 
 def _order(sane: np.ndarray, numbers: dict[str, np.ndarray], findings: Findings) -> np.ndarray:
     """The usable rows by time, without those that are another row once more, as where a writer wrote a buffer
-    twice: one that lasts, or has an id or a stream, can't be there beside itself."""
+    twice: one that lasts, or has an id or a stream, can't be there beside itself. Ids of calls are unique, so
+    that one with an id is the same call on another thread, too: it stays on the thread with more events."""
     start, end = numbers["start"], numbers["end"]
     category, outer = numbers["category"], numbers["external_id"]
     # With equal times, a runtime call is inside an operator and a driver call inside a runtime call; of two
@@ -248,9 +249,12 @@ def _order(sane: np.ndarray, numbers: dict[str, np.ndarray], findings: Findings)
     for column in (start, end, category, outer):
         same &= np.diff(column[order]) == 0
     rows = order[np.append(same, False) | np.insert(same, 0, False)]
+    thread = numbers["thread"]
+    rows = rows[np.argsort(-np.bincount(thread + 1)[thread[rows] + 1], kind="stable")]
     ids = ("external_id", "rf_id", "correlation", "stream")
-    others = ("start", "end", "category", "name", "thread", "device", "sequence")
+    others = ("start", "end", "category", "name", "device", "sequence")
     columns = [numbers[name][rows].astype(np.int64) for name in (*ids, *others)]
+    columns.append(np.where(np.max(columns[:3], axis=0) > 0, -1, thread[rows]))
     first = np.unique(np.stack(columns, axis=1), axis=0, return_index=True)[1]
     repeated: np.ndarray = (np.max(columns[: len(ids)], axis=0) >= 0) | (end[rows] > start[rows])
     repeated[first] = False

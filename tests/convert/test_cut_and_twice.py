@@ -87,6 +87,27 @@ def test_events_that_are_in_the_trace_twice_count_once(tmp_path: Path) -> None:
     assert "duplicate-events" not in once.report.warnings
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("other", [11, 99])
+def test_a_call_that_is_on_two_threads_is_one_of_the_busier_thread(
+    tmp_path: Path, other: int, first: bool
+) -> None:
+    """Its id is unique, so that it is no call of another thread; what has no id, or another one, may be."""
+    events = [*steps([10, 10]), op("aten::add", 110.0, 5.0, 9000, tid=11)]
+    copies = [
+        each | {"tid": other} for each in events if each["tid"] == 10 and "ProfilerStep" not in each["name"]
+    ]
+    copies = copies[::4]
+    alone = [op("aten::mm", 101.0, 10.0, 9001, tid=12), op("aten::mm", 101.0, 10.0, tid=13)]
+    write_kineto(tmp_path / "once" / "run_device.json", [*events, *alone])
+    both = [*copies, *events] if first else [*events, *copies]
+    write_kineto(tmp_path / "twice" / "run_device.json", [*both, *alone])
+    (_, once), (_, twice) = converted(tmp_path / "once"), converted(tmp_path / "twice")
+    assert twice.report.warnings["duplicate-events"] == len(copies) == 10
+    assert twice.report.nodes_by_kind == once.report.nodes_by_kind and twice.report.edges == once.report.edges
+    assert "duplicate-events" not in once.report.warnings and twice.report.conserved()
+
+
 @pytest.mark.parametrize(("lost", "warned"), [(2, 0), (3, 0), (4, 0), (5, 5)])
 def test_a_few_launches_without_their_kernels_are_tolerated(lost: int, warned: int, tmp_path: Path) -> None:
     """2%, as launches at the end of a recording lose theirs."""
