@@ -25,7 +25,7 @@ from fasop.exact.estimate import Estimate, estimate
 from fasop.exact.training_runs import predicted, usable
 from fasop.inputs.costs import PUBLISHED, check_cost_name, read_costs
 from fasop.output.report import errors, expected_error, options_line, speed
-from fasop.plans.layout import Described, LayoutStage, of_plan, read_layouts
+from fasop.plans.layout import Described, of_plan, read_layouts, working_gpus
 from fasop.plans.plan import pick_plan
 
 Done = tuple[Described, Estimate]
@@ -33,8 +33,6 @@ Done = tuple[Described, Estimate]
 
 @dataclass
 class Config:
-    """Which plans are evaluated, and with what."""
-
     plan: str = cli.option("YAML file of layouts, or file of 'plan --json'", "", positional=True)
     rows: str = cli.option("CSV of published training runs, in place of a plan", "")
     rank: int = cli.option("which plan of a file of 'plan --json', counted from 1", 1)
@@ -80,7 +78,7 @@ def _show(as_json: bool, done: list[Done]) -> int:
     lines = _summary(done)
     if len(done) == 1:
         ((given, found),) = done
-        layout, gpus = given.layout, _gpus(given.layout.stages)
+        layout, gpus = given.layout, working_gpus(given.layout.stages)
         lines += ["", *_stages(given, found), ""]
         lines.append(f"It trains {speed(layout.model, layout.cluster, gpus, found.step)}.")
         lines.append(f"It runs with {options_line(given.options)}.")
@@ -114,17 +112,11 @@ def _summary(done: list[Done]) -> list[str]:
     return text.table(rows, right=set(range(1, 9)))
 
 
-def _gpus(stages: Sequence[LayoutStage]) -> dict[str, int]:
-    """How many GPUs of each type work."""
-    parts = [part for stage in stages for replica in stage.replicas for part in replica.group]
-    return {name: sum(part.gpus for part in parts if part.gpu == name) for _, name, _ in parts}
-
-
 def _stages(given: Described, found: Estimate) -> list[str]:
     head = ["stage", "GPUs", "units", "forward ms", "backward ms", "gradients ms"]
     rows = [[*head, "update ms", "memory GiB", ""]]
     for index, (stage, one) in enumerate(zip(given.layout.stages, found.stages, strict=True)):
-        gpus = _gpus([stage])
+        gpus = working_gpus([stage])
         cap = min(given.layout.cluster.gpu(name).memory_gib for name in gpus)
         held = " + ".join(f"{count}×{name}" for name, count in gpus.items())
         times = [f"{way * 1e3:.2f}" for way in (one.forward, one.backward, one.reduction, one.update)]

@@ -100,15 +100,14 @@ class Model:
         With an encoder the second E is the decoder's embedding, and the post-process is part of the last
         layer of each half, as in the measured costs.
         """
-        if self.encoder_layers is None:
-            return "E" + "T" * self.layers + "P"
-        return "E" + "T" * self.encoder_layers + "E" + "T" * (self.layers - self.encoder_layers)
+        return self.kinds.replace("D", "T")
 
     @functools.cached_property
     def kinds(self) -> str:
         """``units`` with D for the layers of a decoder that has an encoder before it."""
-        head = (self.encoder_layers or len(self.units)) + 2
-        return self.units[:head] + "D" * (len(self.units) - head)
+        if self.encoder_layers is None:
+            return "E" + "T" * self.layers + "P"
+        return "E" + "T" * self.encoder_layers + "E" + "D" * (self.layers - self.encoder_layers)
 
     @property
     def head_width(self) -> int:

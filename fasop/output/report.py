@@ -7,7 +7,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -22,7 +21,7 @@ from fasop.exact.memory import GIB, MEMORY_MARGIN, held_parameters, state_bytes
 from fasop.exact.recipes import hardware, mean_error
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
-from fasop.plans.layout import of_plan
+from fasop.plans.layout import of_plan, working_gpus
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, by_time_and_price, pareto_front
 from fasop.schedule import events, one_f_one_b
@@ -124,9 +123,7 @@ def reasons(plans: Sequence[Plan], objective: str) -> list[str]:
         f"Stage {slowest} ({first.stage_gpu[slowest]}) sets the pace with {compute[slowest] * 1e3:.2f} ms "
         f"for each of {first.micro_batches} micro-batches."
     ]
-    sizes = {gpu.name: first.cluster.size(gpu) for gpu in first.cluster.gpus}
-    ranks = [name for name in first.placement for _ in range(sizes[name])]
-    gpus = Counter(ranks[: first.tp * first.dp * first.pp])
+    gpus = working_gpus(of_plan(first).stages)
     lines.append(f"It trains {speed(first.model, first.cluster, gpus, first.step_time)}.")
     split = ", zero-bubble schedule" * bool(first.weight_gradients)
     lines.append(f"It runs with {options_line(first.options)}{split}.")

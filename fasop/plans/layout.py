@@ -72,6 +72,12 @@ class LayoutStage:
     recompute: Recompute = "none"
 
 
+def working_gpus(stages: Sequence[LayoutStage]) -> dict[str, int]:
+    """How many GPUs of each type work."""
+    parts = [part for stage in stages for replica in stage.replicas for part in replica.group]
+    return {name: sum(part.gpus for part in parts if part.gpu == name) for _, name, _ in parts}
+
+
 @dataclass(frozen=True)
 class Layout:
     """Stages in order; micro_batches: that pass through each per step; virtual_stages: chunks of each."""
