@@ -21,7 +21,6 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
     words = sys.argv[1:] if argv is None else argv
     if list(words[:1]) != ["profile"]:
         # Starting NumPy's threads takes as long as a small search, and only matrix products use them.

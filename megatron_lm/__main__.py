@@ -23,7 +23,6 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
     return cli.dispatch("python megatron_lm", COMMANDS, argv, (RunError, PlanError), needs="megatron")
 
 

@@ -41,8 +41,6 @@ Format = Literal["megatron_lm", "megatron-bridge", "torchtitan", "deepspeed"]
 
 @dataclass
 class Config:
-    """Which plan, and where its settings go."""
-
     plan: str = cli.option("file that 'plan --json' printed", positional=True)
     rank: int = cli.option("which of its plans, counted from 1", 1)
     output: str = cli.option("file to write (default: standard output)", "")

@@ -31,8 +31,6 @@ from utils.data.tokenizers import load_tokenizer
 
 @dataclass
 class PreprocessConfig:
-    """Which files become a dataset, and where it goes."""
-
     inputs: tuple[str, ...] = cli.option("files, read one after the other", positional=True)
     output: str = cli.option("prefix of the .bin and .idx to write")
     model: str = cli.option("model whose vocabulary must hold the tokens", "xl", choices=tuple(MODELS))

@@ -97,8 +97,6 @@ TRACES = tuple(
 
 @dataclass
 class Config:
-    """The command's arguments."""
-
     folder: str = cli.option("where the traces go", "outputs/public_traces", positional=True)
     only: str = cli.option("names to download, as a shell pattern", "*")
     base: str = cli.option(f"address of a mirror; without one, with --tables {GITHUB}", RAW)

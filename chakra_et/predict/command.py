@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class PredictConfig(SizeFlags):
-    """The command's arguments."""
-
     MOST: ClassVar[int] = 1024
 
     name: str = run_names(default="")
@@ -119,7 +117,6 @@ class PredictConfig(SizeFlags):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(PredictConfig, argv, description="Predict step times under changed conditions.")
     if config.output:
         refuse_existing(run_at(config.output))

@@ -28,8 +28,6 @@ _POWERS = 10, 34
 
 @dataclass
 class MeasureConfig:
-    """The command's arguments."""
-
     backend: Literal["gloo", "nccl"] = option("backend of torch.distributed", "gloo")
     output: str = option("JSON file to write", "network.json", short="-o")
     largest: int = option("largest size, as a power of 2 of bytes", 25, least=_POWERS[0], most=_POWERS[1])
@@ -37,7 +35,6 @@ class MeasureConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(
         MeasureConfig, argv, description="Time collectives and fit a model of the network to them."
     )

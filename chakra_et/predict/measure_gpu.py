@@ -37,8 +37,6 @@ _BEST = 0.85
 
 @dataclass
 class MeasureGpuConfig:
-    """The command's arguments."""
-
     output: str = option("JSON file to write", "gpu.json", short="-o")
     device: str = option("PyTorch device; cpu only to try the command", "cuda")
     shapes: int = option("shapes per data type", 100, least=1)
@@ -47,7 +45,6 @@ class MeasureGpuConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(MeasureGpuConfig, argv, description="Time products and copies, and fit a model to them.")
     import torch
 

@@ -32,8 +32,6 @@ from chakra_et.simulate.measured_steps import about_steps
 
 @dataclass
 class ReportConfig:
-    """The command's arguments."""
-
     names: tuple[str, ...] = cli.run_names()
     output: str | None = cli.option(
         "page to write (default: NAME_report.html beside the run)", None, short="-o"
@@ -46,7 +44,6 @@ class ReportConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = cli.parse(ReportConfig, argv, description="Write one HTML page about a run.")
     if many := _many_ranks(config):
         name = str(many.folder / many.name)

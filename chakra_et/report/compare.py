@@ -43,8 +43,6 @@ Side = dict[str, Any]
 
 @dataclass
 class CompareConfig:
-    """The command's arguments."""
-
     names: tuple[str, ...] = cli.option("two or more runs; the first is the baseline", (), positional=True)
     output: str | None = cli.option("also write this HTML page", None, short="-o")
     json: bool = cli.option("print JSON, with all that the page has", False)
@@ -57,7 +55,6 @@ class CompareConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = cli.parse(CompareConfig, argv, description="Compare runs: steps, breakdown, operators, modules.")
     runs = [find_run([name], config.allow_missing_ranks) for name in config.names]
     sides = [side(load(run)) for run in runs]  # one run at a time is in memory

@@ -33,8 +33,6 @@ exact_flag = functools.partial(cli.option, exact_only=True)  # what the publishe
 
 @dataclass
 class Config:
-    """What is planned, and what is shown."""
-
     model: str = cli.option("a preset (data/models.yaml), one of --models-file, or a config.json")
     cluster: str = cli.option("preset, or YAML file of one cluster (or FILE:NAME)")
     cost_model: Literal["exact", "hpdc24"] = cli.option("hpdc24: the published tool's estimate", "exact")

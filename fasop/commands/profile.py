@@ -32,8 +32,6 @@ from fasop.profiling.measure import Runs, measured
 
 @dataclass
 class Config:
-    """What is measured, and where."""
-
     model: str = cli.option("a preset, or a name in --models-file", "")
     models_file: str = cli.option("YAML file of models", "")
     tp: tuple[int, ...] = cli.option("tensor-parallel degrees", (1,), least=1)

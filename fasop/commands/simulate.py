@@ -33,8 +33,6 @@ STRIPS = ("compute", "communication")
 
 @dataclass
 class Config:
-    """Which plan is simulated, how, and what is written."""
-
     plan: str = cli.option("file that 'plan --json' printed", positional=True)
     rank: int = cli.option("which of its plans, counted from 1", 1)
     picture: str = cli.option("page to write, .html", "")

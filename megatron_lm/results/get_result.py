@@ -32,8 +32,6 @@ STYLES = {"WRONG": RED, "WARNING": RED, "first failure": RED, "job ": BOLD, "***
 
 @dataclass(frozen=True)
 class ResultConfig:
-    """Which run to show, and whether to keep showing it."""
-
     job_ids: tuple[str, ...] = cli.option("job id, or both ids of a heterogeneous run", positional=True)
     watch: bool = cli.option("refresh every 2 s until the run has ended, then write its page", False)
 

@@ -92,8 +92,6 @@ class Bubble:
 
 @dataclass(frozen=True)
 class PictureConfig:
-    """Which events to draw, and where to."""
-
     job_ids: tuple[str, ...] = cli.option("job id, or both ids of a heterogeneous run", positional=True)
     iterations: str = cli.option("which iterations: 3, 3-5, all or last", "last")
     plan: Path | None = cli.option("plan of 'python -m fasop' to draw below the run", None)

@@ -43,8 +43,6 @@ PLENTY = 1e18  # bit/s: a message costs its latency alone
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """The size of the runs, and where the results go."""
-
     stages: int = cli.option("pipeline stages, one process per stage", 2, least=2, most=MODELS[MODEL].layers)
     global_batch: int = cli.option("sequences per iteration, in micro-batches of one", 16)
     iterations: int = cli.option(

@@ -22,8 +22,6 @@ KINDS = ("out", "err", "gpu", "summary")
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Which run, and what of it."""
-
     words: tuple[str, ...] = cli.option("job ids, then out, err, gpu or summary", positional=True)
 
     def __post_init__(self) -> None:

@@ -42,8 +42,6 @@ FIXED = {
 
 @dataclass(frozen=True)
 class SubmitConfig:
-    """What to submit, and where."""
-
     words: tuple[str, ...] = cli.option("settings for this run, as NAME=VALUE", (), positional=True)
     settings: str = cli.option("file of settings, as 'fasop export' writes it", "")
     resume: str = cli.option("job id of a run to continue from its last checkpoint", "")
