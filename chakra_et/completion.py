@@ -33,13 +33,10 @@ complete -o default -F _chakra_et chakra-et
 
 @dataclass
 class CompletionConfig:
-    """The command's arguments."""
-
     shell: Literal["bash", "zsh"] = cli.option("the shell to write for", positional=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     about = "Print the completion of chakra-et for a shell."
     shell = cli.parse(CompletionConfig, argv, description=about).shell
     from chakra_et.__main__ import COMMANDS

@@ -30,8 +30,6 @@ _THROWN = re.compile(rb"terminate called.*\n\s*what\(\): *(.*)")
 
 @dataclass
 class AstraConfig:
-    """The command's arguments."""
-
     name: str = run_names("with --check, the folder for ASTRA-sim; else the run", "a folder", default="")
     output: str = option("the folder to write", "", short="-o")
     topology: str = option("'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', or a .json file", "")
@@ -63,7 +61,6 @@ class AstraConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(AstraConfig, argv, description="Write a folder that ASTRA-sim runs, or check its log.")
     if config.check is not None:
         log = Path(config.check)

@@ -23,14 +23,11 @@ FOLDER = Path(__file__).with_name("data")
 
 @dataclass
 class FetchConfig:
-    """The command's arguments."""
-
     name: str = option("the example; without it all are listed", "", positional=True)
     output: str = option("the folder in which NAME/ appears", ".", short="-o")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(FetchConfig, argv, description="Unpack a small example, a folder that ASTRA-sim runs.")
     known = examples()
     if not config.name:

@@ -20,8 +20,6 @@ from chakra_et.text import plural
 
 @dataclass
 class DiagnoseConfig:
-    """The command's arguments."""
-
     name: str = run_names()
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
@@ -29,7 +27,6 @@ class DiagnoseConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(DiagnoseConfig, argv, description="Find what bounds a run and what to change.")
     run = load_run(config.name, config.allow_missing_ranks, config.skeletons)
     found = diagnose(run)

@@ -32,8 +32,6 @@ EXTRA: dict[str, Callable[[Path, bool], Iterator[Line]]] = {}
 
 @dataclass
 class DoctorConfig:
-    """The command's arguments."""
-
     part: tuple[str, ...] = cli.option("parts to run (default: all)", ())
     output: str = cli.option("folder of the results", "doctor", short="-o")
     again: bool = cli.option("also run parts that are done", False)

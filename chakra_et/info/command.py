@@ -37,14 +37,11 @@ LONGEST_TEXT = 60
 
 @dataclass
 class InfoConfig:
-    """The command's arguments."""
-
     files: tuple[str, ...] = run_names("the runs", "a folder or .et files")
     json: bool = option("print JSON", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(InfoConfig, argv, description="Show the contents of .et files.")
     status, answers, notes = 0, [], []
     for run in find_rank_sets(config.files, allow_missing=True):

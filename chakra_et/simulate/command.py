@@ -33,8 +33,6 @@ _SIMULATORS: dict[str, Callable[[Run], tuple[np.ndarray, np.ndarray]]] = {
 
 @dataclass
 class ReplayConfig:
-    """The command's arguments."""
-
     names: tuple[str, ...] = run_names("the runs")
     semantics: Literal["device", "astra", "both"] = option(
         "device: each thread and stream runs its nodes in order; astra: as ASTRA-sim issues nodes", "both"
@@ -51,7 +49,6 @@ class ReplayConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     description = "Replay runs and compare the result with the measured times."
     config = parse(ReplayConfig, argv, description=description)
     status = 0

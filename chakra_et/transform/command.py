@@ -37,8 +37,6 @@ MOST_SLOWED = 4_000_000
 
 @dataclass
 class ScaleConfig(SizeFlags):
-    """The command's arguments."""
-
     name: str = run_names("the captured run", "a folder")
     output: str = option("NAME of the new run (as NAME-dp64 beside the captured one)", "", short="-o")
     seed: int = option("random seed of the spread of compute times", 0)
@@ -63,7 +61,6 @@ class ScaleConfig(SizeFlags):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(ScaleConfig, argv, description="Make a run of other ranks, layers, batch or sequence.")
     found = read_set(config.name, config.allow_missing_ranks or config.fill)
     run = run_at(config.output or f"{found.name}{config.changes}")

@@ -23,8 +23,6 @@ DESCRIPTION = (
 
 @dataclass
 class ValidateConfig:
-    """The command's arguments."""
-
     files: tuple[str, ...] = run_names("the runs", "a folder or .et files")
     allow_missing_ranks: bool = allow_missing_ranks()
     cluster: str = cluster()
@@ -36,7 +34,6 @@ class ValidateConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(ValidateConfig, argv, description=DESCRIPTION)
     sets = find_rank_sets(config.files, config.allow_missing_ranks)
     how = config.for_ == "astra-sim", config.cluster
