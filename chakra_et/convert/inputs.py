@@ -22,6 +22,7 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import MANY_RANKS, RankSet, Skeletons, find_rank_sets
 from chakra_et.files import is_remote, path_of, read_json, sha256
 from chakra_et.names import RunFiles, parse_et, run_at
+from chakra_et.simulate.joint import EVERY_RANK
 from chakra_et.simulate.run import Run, devices_of, make_run
 from chakra_et.text import progress_bar
 
@@ -146,13 +147,19 @@ def load_run(
     allow_missing: bool = False,
     skeletons: Skeletons = "auto",
     cluster: str = "",
+    among_given: bool = False,
 ) -> Run:
-    """The run of which ``name`` is the NAME, the folder, an .et file or a trace, as ``read_ranks`` reads it.
-    Raises ``TraceError`` for what can't be replayed, and as ``find_run`` does."""
+    """The run of which ``name`` is the NAME, the folder, an .et file or a trace, as ``read_ranks`` reads it;
+    ``among_given``: of a group whose members aren't all there, those that are wait for each other. Raises
+    ``TraceError`` for what can't be replayed, and as ``find_run`` does."""
     chosen = find_run([name], allow_missing, skeletons)
     with with_et_files(chosen) as (found, notes):
         traces = read_ranks(found, skeletons, cluster)
-    run = make_run(name, traces, list(found.files), found.groups)
+    ranks, groups = list(found.files), found.groups
+    if among_given and found.missing:
+        there = {name: [rank for rank in members if rank in ranks] for name, members in groups.items()}
+        groups = {EVERY_RANK: ranks, **there}
+    run = make_run(name, traces, ranks, groups)
     try:
         manifest = read_json(files_of(chosen).manifest_file)
     except (OSError, ValueError, RecursionError):

@@ -136,4 +136,4 @@ def find_stragglers(name: str, allow_missing: bool = False, skeletons: Skeletons
     """``analyse`` of the run ``name``: ``find_stragglers("outputs/NAME").rank_by_step.slowdown`` is the heat
     map. Raises ``TraceError`` for files that can't be read, or are not one whole job, the latter unless
     ``allow_missing``."""
-    return analyse(recorded_job(load_run(name, allow_missing, skeletons)))
+    return analyse(recorded_job(load_run(name, allow_missing, skeletons, among_given=True)))

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(StragglersConfig, argv, description="Find slow ranks and what they cost.")
     how = config.allow_missing_ranks, config.skeletons, config.cluster
-    run = load_run(config.name, *how)
+    run = load_run(config.name, *how, among_given=True)
     found, diagnosis = analyse(recorded_job(run)), diagnose(run)
     if config.json:
         print(json.dumps(found.as_json() | {"diagnosis": diagnosis.as_json()}, indent=2))

@@ -119,6 +119,20 @@ def test_a_rank_without_others_is_refused(tmp_path: Path, job: tuple[str, np.nda
         find_stragglers(f"{job[0]}.0.et")
 
 
+def test_ranks_of_a_larger_run_are_compared_with_each_other(
+    tmp_path: Path, job: tuple[str, np.ndarray, np.ndarray], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The groups are known, and have members without a file: it refused them for lack of communication."""
+    for rank in (1, 2):
+        (tmp_path / f"job.{rank}.et").write_bytes(Path(f"{job[0]}.{rank}.et").read_bytes())
+    (tmp_path / "job_comm_groups.json").write_text(json.dumps({"1": [0, 1, 2, 3]}))
+    assert main(["stragglers", str(tmp_path / "job")]) == 0
+    text = capsys.readouterr().out
+    assert "2 of 4 ranks (without 0, 3)" in text and "\nRank 2 is slow" in text
+    found = find_stragglers(str(tmp_path / "job"))
+    assert found.worker_slowdown is not None and [*found.worker_slowdown] == [2, 1]
+
+
 def test_missing_ranks_are_named(tmp_path: Path, job: tuple[str, np.ndarray, np.ndarray]) -> None:
     for rank in (0, 1, 3):
         (tmp_path / f"job.{rank}.et").write_bytes(Path(f"{job[0]}.{rank}.et").read_bytes())
