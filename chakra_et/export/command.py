@@ -74,11 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{output}: look at it by `tensorboard --logdir {output}`")
         return 0
     whole = bool(traces) and not notes
-    for note in chosen.notes if whole and isinstance(chosen, RankSet) else ():
+    about = chosen.notes if isinstance(chosen, RankSet) else []
+    for note in about if whole else ():
         print(f"warning: {note}", file=sys.stderr)
     source = partial(events.recorded_events, traces) if whole else partial(events.node_events, load(chosen))
     write = events.Slices().write if form == "perfetto" else events.write_chrome
-    count = _write(Path(output), partial(write, source))
+    count = _write(Path(output), partial(write, partial(events.labelled, source, "; ".join(about))))
     of = f"of {len(traces)} ranks, as they were recorded" if whole else "that are nodes of .et files"
     print(f"{count:,} slices {of}")
     return 0
@@ -123,6 +124,7 @@ def to_tensorboard(run: ReportRun, folder: Path, recorded: Mapping[int, Path]) -
             for of_rank, step, name, ns in found:
                 if of_rank == rank:
                     writer.add_scalar(f"{name}_ms", ns / 1e6, step)
+            writer.add_text("notes", "\n\n".join(tables.notes(run)["note"]))
         with atomic_file(place / f"rank{rank}.pt.trace.json.gz") as file, events.packed(file) as written:
             if rank in recorded:
                 with open_trace(recorded[rank]) as trace:

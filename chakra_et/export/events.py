@@ -66,6 +66,19 @@ def recorded_events(traces: Mapping[int, Path], use: Use) -> None:
         read_records(path, "traceEvents", lambda _: _RecordedTrace, _SliceTaker(rank, use))
 
 
+def labelled(source: Source, label: str, use: Use) -> None:
+    """What ``source`` gives, and ``label`` for each process, which viewers show beside its name."""
+    processes = set[Any]()
+
+    def see(event: Event) -> None:
+        processes.add(event["pid"])
+        use(event)
+
+    source(see)
+    for process in sorted(processes) if label else ():
+        use({"ph": "M", "name": "process_labels", "pid": process, "args": {"labels": label}})
+
+
 class _RecordedTrace(msgspec.Struct):
     traceEvents: list[dict[str, Any]] = []
 
@@ -157,6 +170,7 @@ class Slices:
     def __init__(self) -> None:
         self.threads: dict[tuple[int, Any], list[tuple[int, int, bytes]]] = defaultdict(list)
         self.labels: dict[tuple[int, Any], str] = {}
+        self.notes: dict[int, str] = {}
         self.counters: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
         # Numbers of names: of events (2), categories (1) and arguments (3), see InternedData.
         self.names: dict[int, dict[str, int]] = {1: {}, 2: {}, 3: {}}
@@ -172,6 +186,8 @@ class Slices:
             if event.get("name") in ("process_name", "thread_name"):
                 at = thread if event["name"] == "thread_name" else (event["pid"], None)
                 self.labels[at] = str(arguments.get("name", ""))
+            elif event.get("name") == "process_labels":
+                self.notes[event["pid"]] = str(arguments.get("labels", ""))
         elif kind == "X":
             name, category = (str(event.get(of, "")) for of in ("name", "cat"))
             body = message((10, self._name(2, name)), (3, self._name(1, category)))
@@ -210,6 +226,7 @@ class Slices:
         processes = dict.fromkeys(process for process, _ in (*self.threads, *self.counters))
         for process in processes:
             about = message((1, process), (6, self.labels.get((process, None), f"process {process}")))
+            about += message((8, self.notes[process])) if process in self.notes else b""
             yield message((60, message((1, process), (3, about))))
         table = b"".join(
             message((field, message((1, number), (2, name))))

@@ -191,12 +191,18 @@ def critical_path(run: ReportRun) -> Table:
     )
 
 
+def notes(run: ReportRun) -> Table:
+    """What is missing, guessed or assumed."""
+    return Table({"note": list(dict.fromkeys(run.lacks))})
+
+
 SHEETS: dict[str, Callable[[ReportRun], Table]] = {
     "steps": steps,
     "kernel_classes": kernel_classes,
     "operators": operators,
     "collectives": collectives,
     "critical_path": critical_path,
+    "notes": notes,
 }
 """The tables of a workbook, which nodes and edges don't fit in."""
 TABLES = {"nodes": nodes, "edges": edges, **SHEETS}

@@ -200,3 +200,39 @@ def test_a_workbook_has_the_tables(tmp_path: Path) -> None:
     assert "'=1+1" in {row[operators[0].index("name")] for row in operators}, "a name is no formula"
     assert len(list(book["steps"].values)) == 3
     assert ("of_peak", dictionary()["of_peak"]) in set(book["columns"].values)
+
+
+MISSING = "1 of 2 ranks (without 0)"
+
+
+def partial_run(folder: Path) -> str:
+    write_run(folder)
+    (folder / "made.0.et").unlink()
+    return str(folder / "made")
+
+
+@pytest.mark.parametrize("form", ["perfetto", "chrome"])
+def test_ranks_that_are_missing_are_named_beside_each_process(tmp_path: Path, form: str) -> None:
+    output = tmp_path / "made.out"
+    assert main(["export", partial_run(tmp_path), "--format", form, "-o", str(output)]) == 0
+    if form == "perfetto":
+        found = [packet.track_descriptor.process for packet in perfetto_trace(output).packet]
+        labels = [" ".join(process.process_labels) for process in found if process.process_name]
+    else:
+        events = json.loads(output.read_bytes())["traceEvents"]
+        labels = [each["args"]["labels"] for each in events if each["name"] == "process_labels"]
+    assert len(labels) == 2 and all(MISSING in label for label in labels)
+
+
+def test_ranks_that_are_missing_are_named_in_a_table(tmp_path: Path) -> None:
+    assert main(["export", partial_run(tmp_path), "--format", "csv"]) == 0
+    with open(tmp_path / "made_notes.csv", newline="") as file:
+        assert any(MISSING in row["note"] for row in csv.DictReader(file))
+
+
+def test_ranks_that_are_missing_are_named_in_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    board = tmp_path / "board"
+    assert main(["export", partial_run(tmp_path), "--format", "tensorboard", "-o", str(board)]) == 0
+    (path,) = board.rglob("events.out.tfevents.*")
+    assert MISSING.encode() in path.read_bytes()

@@ -143,3 +143,14 @@ def test_public_traces_keep_slices_and_depth(tmp_path: Path, file: str) -> None:
     slices = sum(event.get("ph") == "X" for event in events)
     assert main(["export", str(path), "-o", str(tmp_path / "run.pftrace")]) == 0
     assert nesting(tmp_path / "run.pftrace") == (slices, depth_of(events))
+
+
+def test_ranks_that_are_missing_are_named_in_what_was_recorded(tmp_path: Path) -> None:
+    (tmp_path / "run_rank1.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": trace()}))
+    assert main(["convert", "--dir", str(tmp_path), "--allow-missing-ranks"]) == 0
+    output = tmp_path / "run.pftrace"
+    assert main(["export", str(tmp_path / "run"), "-o", str(output)]) == 0
+    found = [packet.track_descriptor.process for packet in perfetto_trace(output).packet]
+    (process,) = (each for each in found if each.process_name)
+    assert process.process_name == "rank 1: python3"
+    assert "1 of 2 ranks (without 0)" in process.process_labels[0]
