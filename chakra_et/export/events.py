@@ -170,7 +170,6 @@ class Slices:
     def __init__(self) -> None:
         self.threads: dict[tuple[int, Any], list[tuple[int, int, bytes]]] = defaultdict(list)
         self.labels: dict[tuple[int, Any], str] = {}
-        self.notes: dict[int, str] = {}
         self.counters: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
         # Numbers of names: of events (2), categories (1) and arguments (3), see InternedData.
         self.names: dict[int, dict[str, int]] = {1: {}, 2: {}, 3: {}}
@@ -183,11 +182,8 @@ class Slices:
         given = event.get("args")
         arguments: Event = given if isinstance(given, dict) else {}
         if kind == "M":
-            if event.get("name") in ("process_name", "thread_name"):
-                at = thread if event["name"] == "thread_name" else (event["pid"], None)
-                self.labels[at] = str(arguments.get("name", ""))
-            elif event.get("name") == "process_labels":
-                self.notes[event["pid"]] = str(arguments.get("labels", ""))
+            at = thread if event.get("name") == "thread_name" else (event["pid"], event.get("name"))
+            self.labels[at] = str(arguments.get("labels", arguments.get("name", "")))
         elif kind == "X":
             name, category = (str(event.get(of, "")) for of in ("name", "cat"))
             body = message((10, self._name(2, name)), (3, self._name(1, category)))
@@ -225,9 +221,9 @@ class Slices:
     def _packets(self) -> Iterator[bytes]:
         processes = dict.fromkeys(process for process, _ in (*self.threads, *self.counters))
         for process in processes:
-            about = message((1, process), (6, self.labels.get((process, None), f"process {process}")))
-            about += message((8, self.notes[process])) if process in self.notes else b""
-            yield message((60, message((1, process), (3, about))))
+            name = self.labels.get((process, "process_name"), f"process {process}")
+            notes = [(8, text) for text in (self.labels.get((process, "process_labels")),) if text]
+            yield message((60, message((1, process), (3, message((1, process), (6, name), *notes)))))
         table = b"".join(
             message((field, message((1, number), (2, name))))
             for field, names in self.names.items()
