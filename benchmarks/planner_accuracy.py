@@ -42,7 +42,7 @@ from fasop.inputs.costs import CostFile, Entry, MeasuredOn
 from fasop.inputs.models import Model
 from fasop.plans.layout import Layout, LayoutStage, Replica, uniform
 from fasop.plans.options import Options
-from fasop.plans.shapes import Part
+from fasop.plans.shapes import Part, Shape
 
 DATA = ROOT.parent / "shared" / "data" / "planner"
 OPT = Model("opt-350m", 1024, 2048, 24, 50304, 16, 1, tied=False)
@@ -230,7 +230,8 @@ def vtrain_layout(n: dict[str, float]) -> Layout:
     partition = [layers // pp + (stage < layers % pp) for stage in range(pp)]
     partition[0] += 1
     partition[-1] += 1
-    return uniform(model, cluster, (A100.name,) * nodes, (tp, dp), tuple(partition), mbs, "full")
+    shape = Shape(tp, dp, pp, mbs)
+    return uniform(model, cluster, (A100.name,) * nodes, shape, tuple(partition), "full")
 
 
 def vtrain(path: Path, rings: float) -> Iterator[Row]:

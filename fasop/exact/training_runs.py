@@ -32,6 +32,7 @@ from fasop.inputs.hf_config import model_sizes
 from fasop.inputs.models import Model, find_model
 from fasop.plans.layout import Layout, uniform
 from fasop.plans.options import Again, CudaGraphs, Engine, Options, Precision, Recompute
+from fasop.plans.shapes import Shape
 
 _ENGINES: dict[str, Engine] = {"Megatron-Bridge": "megatron", "torchtitan": "torchtitan"}
 _PRECISIONS: dict[str, Precision] = {
@@ -123,10 +124,8 @@ def layout_of(
     partition[-1] += 1 - head
     ranks = dp * cp
     spread = ep if ranks % ep == 0 else ep // tp  # experts among all ranks of a stage
-    layout = uniform(
-        *(model.split_sequences(cp), cluster, tuple(name for _, name in cluster.hosts()), (tp, ranks)),
-        *(tuple(partition), mbs, recompute, spread),
-    )
+    shape, placement = Shape(tp, ranks, pp, mbs, spread), [name for _, name in cluster.hosts()]
+    layout = uniform(model.split_sequences(cp), cluster, placement, shape, tuple(partition), recompute)
     return replace(layout, virtual_stages=chunks if pp > 1 else 1)
 
 

@@ -29,7 +29,7 @@ from fasop.inputs.models import CpComm, Model, find_model
 from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml, shown
 from fasop.plans.options import MODERN, Options, Recompute
 from fasop.plans.plan import Plan, StageChoice, check_heads
-from fasop.plans.shapes import Group, Part, group_size
+from fasop.plans.shapes import Group, Part, Shape, group_size
 
 EVEN = {
     **dict.fromkeys(("tp", "dp", "mbs", "ep", "virtual_stages"), kinds.Count),
@@ -95,50 +95,36 @@ class Layout:
 
 
 def uniform(
-    model: Model,
-    cluster: Cluster,
-    placement: tuple[str, ...],
-    degrees: tuple[int, int],
-    partition: tuple[int, ...],
-    mbs: int,
+    model: Model, cluster: Cluster, placement: Sequence[str], shape: Shape, partition: tuple[int, ...],
     recompute: Recompute = "none",
-    ep: int = 1,
-) -> Layout:
+) -> Layout:  # fmt: skip
     """The layout of one tp and dp for all stages, with rank t + tp·d + tp·dp·stage on the nodes in order."""
-    tp, dp = degrees
-    shares = tuple((gpu.name, mbs) for gpu in cluster.gpus)
-    choices = [StageChoice(tp, recompute, shares)] * len(partition)
-    return _layout(model, cluster, placement, tp * dp, partition, choices, ep)
+    shares = tuple((gpu.name, shape.mbs) for gpu in cluster.gpus)
+    choices = [StageChoice(shape.tp, recompute, shares)] * shape.pp
+    return _layout(model, cluster, placement, shape, partition, choices)
 
 
 def of_plan(plan: Plan) -> Layout:
     """The layout of a plan."""
     choices = [plan.choice(stage) for stage in range(plan.pp)]
-    of = plan.model, plan.cluster, plan.placement, plan.tp * plan.dp
-    layout = _layout(*of, plan.partition, choices, plan.ep)
+    layout = _layout(plan.model, plan.cluster, plan.placement, plan.shape, plan.partition, choices)
     schedule: Schedule = "zero-bubble" if plan.weight_gradients else "1f1b"
     return replace(layout, virtual_stages=plan.virtual_stages, schedule=schedule)
 
 
 def _layout(
-    model: Model,
-    cluster: Cluster,
-    placement: tuple[str, ...],
-    each: int,
-    partition: tuple[int, ...],
+    model: Model, cluster: Cluster, placement: Sequence[str], shape: Shape, partition: tuple[int, ...],
     choices: list[StageChoice],
-    ep: int,
-) -> Layout:
-    """``each``: GPUs of a stage."""
+) -> Layout:  # fmt: skip
     sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
     seats = [(node, name) for node, name in enumerate(placement) for _ in range(sizes[name])]
     stages = []
     for stage, (units, choice) in enumerate(zip(partition, choices, strict=True)):
         shares, replicas = dict(choice.shares), []
-        for first in range(stage * each, (stage + 1) * each, choice.tp):
+        for first in range(stage * shape.group, (stage + 1) * shape.group, choice.tp):
             counts = Counter(seats[first : first + choice.tp])
             group = tuple(Part(node, name, count) for (node, name), count in counts.items())
-            replicas.append(Replica(group, shares[group[0].gpu], ep))
+            replicas.append(Replica(group, shares[group[0].gpu], shape.ep))
         stages.append(LayoutStage(units, tuple(replicas), choice.recompute))
     batch = sum(replica.mbs for replica in stages[0].replicas)
     return Layout(model, cluster, tuple(stages), model.global_batch // batch)
@@ -218,9 +204,10 @@ def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, op
         raise PlanError(f"{where}: global batch {model.global_batch} is no multiple of dp {dp} × mbs {mbs}.")
     placement = values.get("nodes") or tuple(name for _, name in cluster.hosts())
     check_nodes(where, cluster, placement)
-    degrees = f"{where}: tp {tp} × dp {dp} × {len(partition)} stages"
-    check_gpus(degrees, cluster, placement, tp * dp * len(partition))
-    layout = uniform(model, cluster, placement, (tp, dp), partition, mbs, options.recompute, ep)
+    shape = Shape(tp, dp, len(partition), mbs, ep)
+    degrees = f"{where}: tp {tp} × dp {dp} × {shape.pp} stages"
+    check_gpus(degrees, cluster, placement, shape.group * shape.pp)
+    layout = uniform(model, cluster, placement, shape, partition, options.recompute)
     return replace(layout, virtual_stages=values.get("virtual_stages", 1))
 
 

@@ -212,7 +212,7 @@ def test_a_small_layer_takes_what_its_host_needs_to_start_it() -> None:
     forward, backward = (count * recipes.constant("host") for count in (14, 20))
     for model, least in ((small, True), (wide, False)):
         on = Cluster("one", 1, (A100,), (1,))
-        layout = uniform(model, on, (A100.name,), (1, 1), (4,), 1, "none")
+        layout = uniform(model, on, (A100.name,), Shape(1, 1, 1, 1), (4,))
         hosts, graphs = (estimate(layout, [], Options(cuda_graphs=each)).stages[0] for each in (False, True))
         own = compute([], model).of(A100, 1, 1)
         assert graphs.forward == pytest.approx(own.forward.sum()) and own.hosts[1][1] == backward
@@ -226,7 +226,7 @@ def test_collectives_within_a_node_hide_behind_the_launches_of_a_small_layer() -
     found = []
     for hidden in (256, 16384):
         model = Model("m", hidden, 1024, 8, 1000, 8, 8)
-        layout = uniform(model, on, (A100.name,), (8, 1), (10,), 1, "none")
+        layout = uniform(model, on, (A100.name,), Shape(8, 1, 1, 1), (10,))
         hosts, graphs = (
             estimate(layout, [], Options(cuda_graphs=each, engine="deepspeed")).step for each in (False, True)
         )
@@ -289,7 +289,7 @@ def test_tensor_parallel_sums_take_the_links_that_the_group_uses() -> None:
 def test_a_layer_holds_two_sums_per_pass_and_recomputation_two_more() -> None:
     model, on = find_model("gpt-22b"), Cluster("one", 8, (A100,), (1,))
     free = Cluster("free", 8, (replace(A100, intra_bandwidth=1e14),), (1,))
-    layout = [uniform(model, each, (A100.name,), (8, 1), (50,), 4, "full") for each in (on, free)]
+    layout = [uniform(model, each, (A100.name,), Shape(8, 1, 1, 4), (50,), "full") for each in (on, free)]
     options = Options(recompute="full", cuda_graphs=True)
     slow, fast = (estimate(each, [], options).stages[0] for each in layout)
     size = 2 * 4 * 2048 * 6144
@@ -305,7 +305,7 @@ def test_a_layer_holds_two_sums_per_pass_and_recomputation_two_more() -> None:
 def test_the_published_time_of_a_22b_model(recompute: str, sequence: bool, published: float) -> None:
     # Korthikanti et al. 2022, table 5: 8 A100, tp 8, batch 4. Nothing was fitted to it.
     model, on = find_model("gpt-22b"), Cluster("one", 8, (A100,), (1,))
-    layout = uniform(model, on, (A100.name,), (8, 1), (50,), 4, recompute)
+    layout = uniform(model, on, (A100.name,), Shape(8, 1, 1, 4), (50,), recompute)
     found = estimate(layout, [], Options(recompute=recompute, sequence_parallel=sequence))
     assert found.step == pytest.approx(published, rel=0.1)
 
@@ -326,8 +326,8 @@ def test_experts_that_are_spread_exchange_their_tokens() -> None:
     model = Model("moe", 1024, 1024, 2, 1000, 16, 16, gated=True, ffn=2048, experts=8, tied=False)
     on = Cluster("one", 8, (A100,), (1,))
     options = Options(zero=1)
-    alone = estimate(uniform(model, on, (A100.name,), (1, 8), (4,), 2), [], options)
-    layout = uniform(model, on, (A100.name,), (1, 8), (4,), 2)
+    alone = estimate(uniform(model, on, (A100.name,), Shape(1, 8, 1, 2), (4,)), [], options)
+    layout = uniform(model, on, (A100.name,), Shape(1, 8, 1, 2), (4,))
     spread = replace(
         layout,
         stages=tuple(
