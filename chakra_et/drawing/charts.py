@@ -20,10 +20,10 @@ Points = Sequence[tuple[float, float | None]]
 def line_chart(
     title: str, x_title: str, y_title: str, lines: Mapping[str, Points], unjoined: Sequence[str] = ()
 ) -> str:
-    """Lines by name through points (x, y); a point without y interrupts its line; those that are named
+    """Lines by name through points (x, y); one without a finite y interrupts its line; lines that are named
     ``unjoined`` are points alone. The axis of y begins at 0. Empty without points.
     """
-    known = [(x, y) for points in lines.values() for x, y in points if y is not None]
+    known = [(x, y) for points in lines.values() for x, y in points if y is not None and math.isfinite(y)]
     if not known:
         return ""
     low, high, most = min(x for x, _ in known), max(x for x, _ in known), max(y for _, y in known)
@@ -49,7 +49,7 @@ def line_chart(
     for at, (name, points) in enumerate(lines.items()):
         colour, pen, path = COLOURS[at % len(COLOURS)], "M", ""
         for x, value_y in points:
-            if value_y is None:
+            if value_y is None or not math.isfinite(value_y):
                 pen = "M"
                 continue
             path += f"{pen}{across(x):.1f} {down(value_y):.1f}"

@@ -38,6 +38,7 @@ from chakra_et.report.run import PHASES, ReportRun
 from chakra_et.report.stacks import read_stacks
 from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, call_tree, find_steps, idle_time
+from chakra_et.simulate import replay_report
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.simulate.time_by_kind import KINDS, overhead_part
@@ -129,7 +130,7 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
     """
     reports = _mapping(run.conversion.get("ranks"))
     rows = []
-    for replay in run.replays:
+    for replay in replay_report.report(run.job, run.job.start_ns, run.job.end_ns):
         rank, measured = replay["rank"], replay["measured_us"] if run.base == "measured" else None
         report = _mapping(reports.get(str(rank)))
         error = None if measured is None else replay["error_percent"]

@@ -23,7 +23,6 @@ from chakra_et.redact import redacted
 from chakra_et.simulate.critical_path import CriticalPath, critical_path
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.measured_steps import about_steps
-from chakra_et.simulate.replay_report import report
 from chakra_et.simulate.run import Run, devices_of, make_run, together
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.simulate.timing import align, waits
@@ -78,11 +77,6 @@ class ReportRun:
     @property
     def ranks(self) -> list[int]:
         return self.graph.ranks
-
-    @cached_property
-    def replays(self) -> list[dict[str, Any]]:
-        """How the replay compares with what was recorded, one for each trace."""
-        return report(self.job, self.job.start_ns, self.job.end_ns)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:

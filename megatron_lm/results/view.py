@@ -133,7 +133,7 @@ def charts(views: Sequence[View]) -> list[str]:
     """Loss, gradient norm, speed, memory and GPU use as SVG; what has no figures is left out."""
     drawn = []
     for title, unit, value in CHARTS:
-        lines = {view.name: [(it.number, _finite(value(it))) for it in view.iterations] for view in views}
+        lines = {view.name: [(it.number, value(it)) for it in view.iterations] for view in views}
         drawn.append(line_chart(title, "iteration", unit, lines))
     for view in views:
         of = f" of {view.name}" if views[1:] else ""
@@ -151,10 +151,6 @@ def charts(views: Sequence[View]) -> list[str]:
                 ]
         drawn.append(line_chart(f"GPU use over time{of}", "s", "%", percents))
     return [chart for chart in drawn if chart]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and abs(value) < float("inf") else None
 
 
 def _by_index(samples: dict[int, list[Gpu]]) -> dict[int, list[Gpu]]:
