@@ -99,8 +99,7 @@ class Job:
 
     def save(self, prefix: str | os.PathLike[str]) -> list[Path]:
         """Write ``PREFIX.RANK.et`` and the comm-group file; raises ``TraceError`` where they are there."""
-        shown = self.shown
-        return write_traces(shown.traces, shown.ranks, shown.job.comm_groups, prefix)
+        return write_traces(self.shown.traces, self.shown.job, prefix)
 
     @cached_property
     def run(self) -> Run:

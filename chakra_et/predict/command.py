@@ -131,8 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prediction = predicted(config)
     written: list[Path] = []
     if config.output:
-        traces, run = predicted_traces(prediction), prediction.changed
-        written = write_traces(traces, run.graph.ranks, run.comm_groups, config.output)
+        written = write_traces(predicted_traces(prediction), prediction.changed, config.output)
     if config.json:
         print(json.dumps(as_json(prediction, [str(path) for path in written]), indent=2))
         return 0

@@ -233,16 +233,12 @@ def predicted_traces(prediction: Prediction) -> list[ExecutionTrace]:
     return [_with_dependencies(each, at, timeline.setting.graph) for at, each in enumerate(traces)]
 
 
-def write_traces(
-    traces: Sequence[ExecutionTrace],
-    ranks: Sequence[int],
-    comm_groups: Mapping[str, Sequence[int]],
-    prefix: str | os.PathLike[str],
-) -> list[Path]:
-    """Write ``PREFIX.RANK.et`` and ``PREFIX_comm_groups.json``; the paths of the former. Raises
+def write_traces(traces: Sequence[ExecutionTrace], run: Run, prefix: str | os.PathLike[str]) -> list[Path]:
+    """Write ``PREFIX.RANK.et`` and ``PREFIX_comm_groups.json`` of a run; the paths of the former. Raises
     ``TraceError`` where there are files of that name."""
     files, world = run_at(os.fspath(prefix)), max(trace.metadata_int("world_size") or 0 for trace in traces)
-    write_run(files, zip(ranks, ranks, traces, strict=True), lambda: comm_groups, world, {})
+    ranks = run.graph.ranks
+    write_run(files, zip(ranks, ranks, traces, strict=True), lambda: run.comm_groups, world, {})
     return [files.et_file(rank) for rank in ranks]
 
 

@@ -235,7 +235,7 @@ def test_changes_of_nodes_combine_and_are_written(tmp_path: Path) -> None:
     prediction = predict(run, changes)
     run = prediction.changed
     traces = predicted_traces(prediction)
-    paths = write_traces(traces, run.graph.ranks, run.comm_groups, tmp_path / "predicted")
+    paths = write_traces(traces, run, tmp_path / "predicted")
     assert len(paths) == 4 and et_file.read(paths[3]).metadata["rank"] == 3
     again = predict(load_run(str(tmp_path / "predicted")), [])
     assert again.after_ms == pytest.approx(prediction.after_ms, rel=0.01)
