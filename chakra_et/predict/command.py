@@ -214,7 +214,6 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
 
 
 def lines(prediction: Prediction) -> list[str]:
-    """The prediction as text."""
     rows = [
         ("rank", "measured ms", "replayed ms", "predicted ms", "±", "change", "bound before", "bound after")
     ]

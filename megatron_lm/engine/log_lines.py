@@ -63,7 +63,6 @@ class Timers:
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Measure a block."""
         timer = self(name)
         timer.start()
         try:
@@ -87,8 +86,6 @@ class Timers:
 
 
 class Log:
-    """The log of one rank."""
-
     def __init__(self, settings: Settings, timers: Timers | None) -> None:
         self.settings, self.timers = settings, timers
         self.rank = dist.get_rank()

@@ -202,7 +202,6 @@ def read_events(run: Run, wanted: str) -> tuple[list[Event], dict[str, str]]:
 
 
 def lane_of(timer: str) -> int:
-    """The lane of a timer's events."""
     if timer in COMPUTE_TASKS:
         return COMPUTE
     return COMMUNICATION if MESSAGES.fullmatch(timer) or COLLECTIVE.fullmatch(timer) else SUB_STEP

@@ -60,7 +60,6 @@ def derived(settings: Settings) -> dict[str, str]:
 
 
 def text_of(value: object) -> str:
-    """A value as a setting has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
