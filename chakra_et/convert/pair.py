@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -156,7 +156,7 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
     trace = emit(rank, graph, number, metadata, options.timestamps)
     trace.metadata["steps_micros"] = step_facts(recording)
     if recording is not None:
-        take_off_cost(trace, recording, rank.per_operator_ns)
+        trace = take_off_cost(trace, recording, rank.per_operator_ns)
         report.times_of(trace)
     return Converted(trace, report, groups, digest)
 
@@ -164,8 +164,8 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
 # ---- the cost of recording ----
 
 
-def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: float) -> None:
-    """Change start times and durations of ``trace``, in place, so that its step is the untraced step.
+def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: float) -> ExecutionTrace:
+    """The trace with start times and durations by which its step is the untraced step.
 
     Recording costs CPU time per operator and per runtime call. It is what the traced steps took longer than
     the untraced ones of the same run, within a factor of ``_PLAUSIBLE`` of what the tracer measured before
@@ -205,6 +205,7 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
     duration = whole_micros(lane, end - start)
     messages = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
     changed = np.flatnonzero(duration != trace.duration_micros.astype(np.int64))
+    trace = replace(trace, attributes=dict(trace.attributes), metadata=dict(trace.metadata))
     for name, rows, column in (
         ("recorded_start_micros", messages, trace.start_micros),
         ("recorded_micros", changed, trace.duration_micros),
@@ -217,6 +218,7 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
     trace.metadata["recorded_end_micros"] = trace.metadata["measured_end_micros"]
     trace.metadata["measured_end_micros"] = int(end.max()) // 1000
     trace.metadata["recording_cost_ns"] = round(per_operator, 1)
+    return trace
 
 
 def step_facts(recording: Recording | None) -> str:
