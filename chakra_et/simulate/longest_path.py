@@ -3,19 +3,25 @@
 Threads, streams and communicators are lanes: chains of thousands of nodes that other lanes enter at few
 places. The nodes are cut into rounds. In one round each lane goes on as far as the rounds before it allow, so
 that the ends of its nodes are a running maximum: a round takes a few numpy calls, however many nodes it has.
-Which nodes a round holds depends on the dependencies alone, and is found once.
+Which nodes a round holds depends on the dependencies alone, and is found once. Where lanes wait for each
+other at nearly every node, so that rounds would hold but a few, nodes are taken one by one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.simulate.joint import Lanes, ReplayGraph
 from chakra_et.simulate.matching import Matching, deadlock, differing, disagreement
+
+Kind = Literal["lanes", "joint", "sequence"]
+FEW, PATIENCE = 16, 32  # nodes of a round, and such rounds, until nodes are taken one by one
+SEQUENCE = 4096  # of which so many are one round
 
 _Blocks = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Of each block the first spot, the spot behind the last, and the lane."""
@@ -27,7 +33,7 @@ class Round:
     rounds. ``entered``: the entered nodes, counted from the first of the round; ``first_edge``: where the
     edges of each begin. ``groups``: where the nodes of each lane begin, or, in a round of matched
     communication (``joint``), those of each operation. ``apart_ns[nodes]``: set lanes apart in a running
-    maximum."""
+    maximum. In a ``sequence`` each node may depend on those before it in the round."""
 
     nodes: slice
     edges: slice
@@ -35,7 +41,7 @@ class Round:
     first_edge: np.ndarray
     groups: np.ndarray
     apart_ns: np.ndarray
-    joint: bool
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -67,12 +73,15 @@ class Schedule:
         own, end = own_ns[self.order], np.empty_like(own_ns)
         start = release_ns[self.order] if release_ns.any() else np.zeros_like(own)
         for each in self.rounds:
+            if each.kind == "sequence":
+                self._one_by_one(each, own, start, end)
+                continue
             begin = start[each.nodes]
             if len(each.entered):
                 arrivals = end[self.source[each.edges]] + self.lag_ns[each.edges]
                 latest = np.maximum.reduceat(arrivals, each.first_edge)
                 begin[each.entered] = np.maximum(begin[each.entered], latest)
-            if each.joint:
+            if each.kind == "joint":
                 last = np.maximum.reduceat(begin, each.groups)
                 members = np.diff(np.append(each.groups, len(begin)))
                 end[each.nodes] = np.repeat(last, members) + lasting_ns[self.order[each.nodes]]
@@ -85,6 +94,17 @@ class Schedule:
             end[each.nodes] = ended
             np.subtract(ended, length, out=begin)
         return start[self.place], end[self.place]
+
+    def _one_by_one(self, each: Round, own: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
+        """Set ``start`` and ``end`` of a sequence's nodes. Single numbers are read fastest by memoryview."""
+        end[each.nodes] = start[each.nodes] + own[each.nodes]
+        arrays = own, start, end, self.source[each.edges], self.lag_ns[each.edges]
+        lengths, starts, ends, source, lag = (array.data for array in arrays)
+        first = [*each.first_edge.tolist(), len(source)]
+        for place, *edges in zip((each.entered + each.nodes.start).tolist(), first, first[1:], strict=False):
+            arrivals = [ends[source[edge]] + lag[edge] for edge in range(*edges)]
+            starts[place] = max(starts[place], *arrivals)
+            ends[place] = starts[place] + lengths[place]
 
 
 def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
@@ -113,7 +133,7 @@ def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
     new = np.diff(group, prepend=-1) != 0
     new[bounds[:-1]] = True
     groups = first[:-1][new]
-    apart = (1 << 62) // (int(np.diff(bounds).max()) + 1)
+    apart = (1 << 62) // (max(len(blocks[0]) for blocks, kind in found if kind != "sequence") + 1)
     in_round = np.arange(len(begin)) - np.repeat(bounds[:-1], np.diff(bounds))
     apart_ns = np.repeat(in_round * apart, end - begin)
     at = first[bounds]
@@ -129,7 +149,7 @@ def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
                 first_edge=first_edge[enters] - into_at[number],
                 groups=groups[slice(*groups_at[number : number + 2])] - low,
                 apart_ns=apart_ns[low:high],
-                joint=found[number][1],
+                kind=found[number][1],
             )
         )
     return Schedule(
@@ -148,10 +168,10 @@ def _find_rounds(
     lanes: Lanes,
     source: np.ndarray,
     target: np.ndarray,
-) -> list[tuple[_Blocks, bool]]:
-    """Stretches of lanes in the order in which they can be computed, by round, and whether a round holds
-    matched communication. There each block is one member, with the number of its operation in place of the
-    lane, and the members of an operation stand side by side.
+) -> list[tuple[_Blocks, Kind]]:
+    """Stretches of lanes in the order in which they can be computed, by round, and the kind of round. In one
+    of matched communication each block is one member, with the number of its operation in place of the lane,
+    and the members of an operation stand side by side. In a sequence each block is one node.
 
     ``source``, ``target``: spots of the dependencies that a lane's order doesn't imply. Raises ``TraceError``
     where the ranks' collectives differ, or where they wait for each other for ever.
@@ -171,7 +191,9 @@ def _find_rounds(
     sides = np.array([len(channel.sides) for channel in matching.channels])
     missing = sides[matching.channel[nodes[members[first_member[:-1]]]]] if len(members) else np.zeros(0, int)
     differ = differing(graph, matching)
-    rounds: list[tuple[_Blocks, bool]] = []
+    rounds: list[tuple[_Blocks, Kind]] = []
+    patience, front = PATIENCE * FEW, 0
+    trace, line, within = graph.trace_of[nodes], *np.zeros((2, 0), np.int64)
     active = np.arange(len(done))
     waiting = np.zeros((3, 0), np.int64)  # lane, and the lane and spot that it waits for
     while len(active):
@@ -184,7 +206,8 @@ def _find_rounds(
         end = np.where(held, target[np.minimum(at, len(target) - 1)] if len(target) else stop, stop)
         moves = end > begin
         if moves.any():
-            rounds.append(((begin[moves], end[moves], active[moves]), False))
+            rounds.append(((begin[moves], end[moves], active[moves]), "lanes"))
+        patience = min(patience + int((end - begin)[moves].sum()) - FEW, PATIENCE * FEW)
         done[active] = end
         waiting = np.append(waiting, [active[held], source_lane[at[held]], source[at[held]]], axis=1)
         following = active[moves & ~held]
@@ -200,9 +223,25 @@ def _find_rounds(
                 count = first_member[complete + 1] - first_member[complete]
                 offset = np.cumsum(count) - count
                 spots = members[np.repeat(first_member[complete] - offset, count) + np.arange(count.sum())]
-                rounds.append(((spots, spots + 1, np.repeat(complete, count)), True))
+                rounds.append(((spots, spots + 1, np.repeat(complete, count)), "joint"))
                 done[lane[spots]] = spots + 1
                 following = np.append(following, lane[spots])
+        if patience < 0:
+            patience = 0
+            if not len(line):
+                line, within = _by_rank(graph, nodes)
+            window = line[front : front + SEQUENCE]
+            left = window >= done[lane[window]]
+            front += int(left.argmax()) if left.any() else len(window)
+            window = window[left]
+            # In their topological order, up to the next communication of each rank.
+            held = window[operation[window] >= 0]
+            until = np.full(len(graph.traces), len(nodes))
+            np.minimum.at(until, trace[held], within[held])
+            spots = window[within[window] < until[trace[window]]]
+            if len(spots):
+                rounds.append(((spots, spots + 1, lane[spots]), "sequence"))
+                done += np.bincount(lane[spots], minlength=len(done))
         ready = done[waiting[1]] > waiting[2]
         active = np.append(following, waiting[0, ready])
         active = active[done[active] < size[active]]
@@ -215,6 +254,14 @@ def _find_rounds(
             arrived_at[int(matching.channel[node]), int(matching.ordinal[node])].append(node)
         raise deadlock(graph, matching, arrived_at, np.sort(unfinished))
     return rounds
+
+
+def _by_rank(graph: ReplayGraph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Spots in topological order, one of each rank after another; and the number of each in its rank's."""
+    trace, within = graph.trace_of[nodes], np.empty(len(nodes), np.int64)
+    within[np.lexsort((graph.position[nodes], trace))] = np.arange(len(nodes))
+    within -= graph.first[trace]
+    return within.argsort(kind="stable"), within
 
 
 def _first_unmet(

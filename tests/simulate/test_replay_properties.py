@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.simulate import longest_path as schedules
 from chakra_et.simulate.replays import longest_path
 from tests.simulate.replay_traces import (
     collective,
@@ -206,6 +209,13 @@ def _both(replay, naive, ranks: list[list[dict]]) -> None:
 @given(rank_sets())
 def test_device_replay_equals_the_naive_simulator(ranks):
     _both(replay_device, naive_device, ranks)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rank_sets())
+def test_device_replay_node_by_node_equals_the_naive_simulator(ranks):
+    with mock.patch.multiple(schedules, PATIENCE=0, FEW=100, SEQUENCE=3):
+        _both(replay_device, naive_device, ranks)
 
 
 @settings(max_examples=300, deadline=None)
