@@ -3,15 +3,17 @@
     python -m benchmarks.step_truth [--scripts single,gpt2] [--sizes 0,1] [--turns 3] [--clock cpu|wall]
     python -m benchmarks.step_truth --modules [--scripts …]
 
-Each script of ``step_truth_scripts`` runs in turns without a tracer and with it; the traced run is converted.
-With ``--clock cpu``, for machines with other work, the graph's step is the CPU time of the timed steps less
+Each script of ``step_truth_scripts`` runs without a tracer and with it; the traced run is converted.
+With ``--clock cpu``, for machines with other work, both run at once and take turns after each step, as such a
+machine is up to 20% slower half a minute later. The graph's step is the CPU time of the timed steps less
 what the conversion took off in all threads, and the truth the CPU time of an untraced step, both without that
-of gloo's threads that poll for messages; with ``--clock wall`` both are times of the clock. Over steps and
+of gloo's threads that poll for messages. With ``--clock wall``, for machines with a core per process, one run
+follows the other, and both are times of the clock. Over steps and
 turns: medians; over ranks: means. ``again``: how far the truth of a turn is from the median of the turns, on
 average, as processes of one script differ. ``own``: how far the untraced steps of the traced process are from
 the truth, which is what a graph that is right about its own process is off by. ``traced`` and ``observed``:
 the timed and the structure step as recorded, which is the state before and after. ``faults``: page faults of
-rank 0 in an untraced and in a timed step. Then the mean and the worst error.
+rank 0 in an untraced and in a timed step. Then the mean and the worst error, of the medians over the turns.
 
 ``--modules``: the time by class of module, see ``step_truth_modules``.
 """
@@ -19,6 +21,7 @@ rank 0 in an untraced and in a timed step. Then the mean and the worst error.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -36,10 +39,28 @@ ROOT = Path(__file__).resolve().parents[1]
 # Untraced steps before the recording, and timed ones, by the size of the script: more of short ones.
 STEPS = (40, 20), (8, 6)
 # By module, half of the timed steps are left out of the graph.
-MODULE_STEPS = (40, 40), (8, 20)
+MODULE_STEPS = (40, 200), (8, 40)
 
 
-def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> None:
+class Turns:
+    """After each step a rank hands over to the same rank of the other run and waits for its own turn, by two
+    pipes in ``folder``. The untraced run begins."""
+
+    def __init__(self, folder: str, rank: int, traced: bool):
+        paths = [Path(folder, f"turn{rank}_{int(run)}") for run in (traced, not traced)]
+        # Opened for both, so that nobody waits for the other to open it.
+        self._own, self._other = (os.open(path, os.O_RDWR) for path in paths)
+        if traced:
+            self.wait()
+
+    def hand_over(self) -> None:
+        os.write(self._other, b".")
+
+    def wait(self) -> None:
+        os.read(self._own, 1)
+
+
+def worker(name: str, size: int, folder: str, traced: bool, by_module: bool, in_turns: bool) -> None:
     """One process of a run: with ``traced`` under the tracer, else with the time of each step in a file."""
     import torch
     import torch.distributed as dist
@@ -60,13 +81,14 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
 
     last = clocks()
     spent = time_modules() if by_module else {}
-    modules: list[dict[str, float]] = []
+    modules: list[dict[str, list[float]]] = []
     tracer: Any = None
     if traced:
         from chakra_et import ChakraTracer
 
         tracer = ChakraTracer(folder, "run", wait, 1, active)
         tracer.__enter__()
+    turns = Turns(folder, rank, traced) if in_turns else None
 
     def page_faults() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -76,56 +98,76 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool) -> 
 
     def after() -> None:
         faults.append(page_faults() - at_start[0])
+        if turns:
+            turns.hand_over()
+            if len(faults) <= wait + active:
+                turns.wait()
         end_step()
         at_start[0] = page_faults()
 
     def end_step() -> None:
+        now = clocks()
+        modules.append(dict(spent))
+        spent.clear()
         if tracer is not None:
             tracer.step()
             return
-        now = clocks()
         seconds.append((now[0] - last[0], now[1] - last[1]))
-        modules.append(dict(spent))
-        spent.clear()
         if len(seconds) == 1:
             polling.extend(polling_clocks())
         last[:] = clocks()
 
     SCRIPTS[name](size, wait + 1 + active, after)
     Path(folder, f"faults{rank}_{int(traced)}.json").write_text(json.dumps(faults[wait + 1 :]))
+    Path(folder, f"modules{rank}_{int(traced)}.json").write_text(json.dumps(modules[wait + 1 :]))
     if tracer is None:
-        Path(folder, f"plain{rank}.json").write_text(json.dumps(seconds[wait + 1 :]))
-        Path(folder, f"modules{rank}.json").write_text(json.dumps(modules[wait + 1 :]))
+        Path(folder, f"plain{rank}.json").write_text(json.dumps(seconds))
     if RANKS[name] > 1:
         dist.destroy_process_group()
 
 
-def run(name: str, size: int, folder: Path, traced: bool, by_module: bool = False) -> None:
+def launch(name: str, size: int, folder: Path, traced: bool, by_module: bool, in_turns: bool) -> Any:
     from benchmarks.step_truth_scripts import RANKS
 
-    flags = str(int(traced)), str(int(by_module))
-    own = ["benchmarks.step_truth", "--worker", name, str(size), str(folder), *flags]
-    launch = ["-m", *own]
+    flags = [str(int(flag)) for flag in (traced, by_module, in_turns)]
+    own = ["-m", "benchmarks.step_truth", "--worker", name, str(size), str(folder), *flags]
     if RANKS[name] > 1:
-        launch = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc_per_node={RANKS[name]}",
-            "-m",
-            *own,
-        ]
+        ranks = f"--nproc_per_node={RANKS[name]}"
+        own = ["-m", "torch.distributed.run", "--standalone", ranks, *own]
     settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     # glibc gives memory back and takes it again, at random: 0 to 18,000 page faults, 0 to 25 ms, per step.
     settings |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11)}
-    for _ in range(3):  # processes of gloo abort now and then when they end
-        done = subprocess.run(
-            [sys.executable, *launch], cwd=folder, env=os.environ | settings, capture_output=True, text=True
-        )
-        if not done.returncode:
-            return
-        print(f"{name} {size} failed, again: {done.stderr[:300]}", file=sys.stderr)
-    raise RuntimeError(f"{name} {size}: {done.stderr[-2000:]}")
+    errors = (folder / f"errors{int(traced)}").open("w+")
+    return subprocess.Popen(
+        [sys.executable, *own], cwd=folder, env=os.environ | settings, stdout=errors, stderr=errors
+    ), errors
+
+
+def run(
+    name: str, size: int, folder: Path, traced: bool | None, by_module: bool = False, tries: int = 3
+) -> None:
+    """Run a script untraced, traced or, with None, both at once, taking turns."""
+    from benchmarks.step_truth_scripts import RANKS
+
+    for rank, one in itertools.product(range(RANKS[name]), (0, 1)):
+        pipe = folder / f"turn{rank}_{one}"
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe)
+    which = [False, True] if traced is None else [traced]
+    jobs = [launch(name, size, folder, each, by_module, traced is None) for each in which]
+    while any(job.poll() is None for job, _ in jobs) and not any(job.poll() for job, _ in jobs):
+        time.sleep(0.1)
+    failed = ""
+    for job, errors in jobs:
+        job.terminate()  # one that waits for the other's step, if that has failed
+        if job.wait():
+            errors.seek(0)
+            failed += errors.read()[-2000:]
+    if failed and tries == 1:
+        raise RuntimeError(f"{name} {size}: {failed}")
+    if failed:  # processes of gloo abort now and then when they end
+        print(f"{name} {size} failed, again: {failed[:300]}", file=sys.stderr)
+        run(name, size, folder, traced, by_module, tries - 1)
 
 
 def measure(name: str, size: int, clock: str) -> tuple[float, ...]:
@@ -140,18 +182,18 @@ def measure(name: str, size: int, clock: str) -> tuple[float, ...]:
     at = 1 if clock == "cpu" else 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        run(name, size, folder, False)
+        for traced in (None,) if clock == "cpu" else (False, True):
+            run(name, size, folder, traced)
         plain = [json.loads(path.read_text()) for path in sorted(folder.glob("plain*.json"))]
-        run(name, size, folder, True)
         (result,) = convert_sets(find(folder), PairOptions())
         assert not result.failed, [*result.problems, *result.ranks.values()]
-        graphs, traced, observed, own_steps = [], [], [], []
+        graphs, timed, observed, own_steps = [], [], [], []
         for rank in result.good:
             recording = load(result.traces.pairs[rank].device).recording
             assert recording is not None
             trace = et_file.read(result.traces.et_file(rank))
             steps = [step[at] / 1000 for step in recording.timed_us]
-            traced.append(median(steps))
+            timed.append(median(steps))
             own_steps.append(median(step[at] / 1000 for step in recording.untraced_us))
             if clock == "cpu":  # what was taken off in all threads
                 own = trace.attributes.get("recorded_micros")  # absent where nothing was taken off
@@ -160,11 +202,15 @@ def measure(name: str, size: int, clock: str) -> tuple[float, ...]:
             else:
                 ends = [trace.metadata_int(f"{of}_end_micros") or 0 for of in ("recorded", "measured")]
                 taken = ends[0] - ends[1]
-            graphs.append(traced[-1] - taken / 1000 / len(steps))
+            graphs.append(timed[-1] - taken / 1000 / len(steps))
             observed.append(recording.step_us[recording.structure_step][at] / 1000)
         faults = [median(json.loads((folder / f"faults0_{n}.json").read_text())) for n in (0, 1)]
-    truth = mean(median(step[at] * 1000 for step in steps) for steps in plain)
-    return truth, mean(graphs), mean(traced), mean(observed), mean(own_steps), *faults
+    # Those beside the untraced and the timed steps that count.
+    wait = STEPS[size][0]
+    truth = mean(
+        median(step[at] * 1000 for step in steps[wait // 2 : wait] + steps[wait + 1 :]) for steps in plain
+    )
+    return truth, mean(graphs), mean(timed), mean(observed), mean(own_steps), *faults
 
 
 def main() -> int:
@@ -211,6 +257,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1", sys.argv[6] == "1")
+        worker(sys.argv[2], int(sys.argv[3]), sys.argv[4], *(flag == "1" for flag in sys.argv[5:]))
     else:
         sys.exit(main())

@@ -5,11 +5,14 @@
 Hooks around each call of an ``nn.Module`` open a record. Of the timed steps of a traced run, every other one
 is cut from a copy of its device traces, and the copy is converted. The time in the forward calls of each
 class of module on rank 0 is compared; medians over steps and turns; classes with less than a twentieth of the
-step are left out. All times are by the clock, so this needs an idle machine.
+step are left out. All times but ``cpu`` are by the clock, so this needs an idle machine with a core per
+process.
 
 - ``matched``: in the steps that stayed, by the events that Kineto wrote, against the graph's durations as
   recorded (``recorded_micros``): a module that lost an operator would show here;
 - ``left out``: in the steps that were cut, against the same durations;
+- ``cpu``: the CPU time of the thread in the calls of these steps, against the same durations without waits;
+  where processes share cores, only these durations hold that others had the core;
 - ``less cost``: the same times by the ratio of the untraced steps of the process to them, in CPU time,
   against the graph's durations without the cost of recording. That ratio takes recording to cost the same
   part of the time everywhere, but it costs the more the smaller the operators are;
@@ -38,13 +41,14 @@ MEAN, WORST = 3.0, 8.0
 Times = dict[str, float]
 
 
-def time_modules() -> dict[str, float]:
-    """The time, s, in calls of each class of module from now on; each call has its annotation."""
+def time_modules() -> dict[str, list[float]]:
+    """The time, s, in calls of each class of module from now on, by the clock and of the thread's CPU; each
+    call has its annotation."""
     import torch
     from torch.nn.modules import module as modules
 
-    spent: dict[str, float] = {}
-    began: list[tuple[Any, float]] = []
+    spent: dict[str, list[float]] = {}
+    began: list[tuple[Any, float, float]] = []
 
     # The class record_function takes 6 µs of Python, as long as a small layer; these take 1 µs, of which a
     # recorded call has as much as the clock around them.
@@ -52,16 +56,17 @@ def time_modules() -> dict[str, float]:
     def before(called: Any, inputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        at = time.perf_counter()
-        began.append((torch.autograd._record_function_with_args_enter(PREFIX + type(called).__name__), at))
+        at = time.perf_counter(), time.thread_time()
+        began.append((torch.autograd._record_function_with_args_enter(PREFIX + type(called).__name__), *at))
 
     def after(called: Any, inputs: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        record, at = began.pop()
+        record, at, cpu = began.pop()
         torch.autograd._record_function_with_args_exit(record)
-        took = time.perf_counter() - at
-        spent[type(called).__name__] = spent.get(type(called).__name__, 0.0) + took
+        of = spent.setdefault(type(called).__name__, [0.0, 0.0])
+        of[0] += time.perf_counter() - at
+        of[1] += time.thread_time() - cpu
 
     modules.register_module_forward_pre_hook(before)
     # Activation checkpointing ends calls by an exception when it has got far enough.
@@ -139,9 +144,9 @@ def raw_times(path: Path, kept: range) -> tuple[Times, Times, set[str], float]:
     return matched, left_out, waits, float(np.median(walls))
 
 
-def graph_times(folder: Path, waits: set[str]) -> tuple[Times, Times]:
-    """ms per step in each class of module in rank 0's graph, as recorded and without what recording cost. As
-    recorded, those in ``waits`` hold the waits of the graph, which have no duration."""
+def graph_times(folder: Path, waits: set[str]) -> tuple[Times, Times, Times]:
+    """ms per step in each class of module in rank 0's graph: as recorded; without what recording cost; and as
+    recorded without waits. Else, those in ``waits`` hold the waits of the graph, which have no duration."""
     from chakra_et.convert.pair import PairOptions
     from chakra_et.convert.runs import convert_sets
     from chakra_et.et import file as et_file
@@ -159,7 +164,7 @@ def graph_times(folder: Path, waits: set[str]) -> tuple[Times, Times]:
         recorded[changed.rows] = np.asarray(changed.values)
     first = trace.column("segment") == 0
     marks = np.flatnonzero(np.char.startswith(names, "ProfilerStep#") & first)
-    found: tuple[Times, Times] = {}, {}
+    found: tuple[Times, Times, Times] = {}, {}, {}
     for name in sorted({name for name in names[first].tolist() if name.startswith(PREFIX)}):
         rows = np.flatnonzero((names == name) & first)
         call = inside(trace, rows.tolist())
@@ -169,10 +174,13 @@ def graph_times(folder: Path, waits: set[str]) -> tuple[Times, Times]:
         last = start[rows]
         np.maximum.at(last, call[held], (start + own)[held])
         less_cost = last - start[rows]
-        waited = name.removeprefix(PREFIX) in waits
-        as_recorded = less_cost.copy() if waited else np.zeros_like(less_cost)
-        np.add.at(as_recorded, call[held], (recorded - own if waited else recorded)[held])
-        for times, took in zip(found, (as_recorded, less_cost), strict=True):
+        busy = np.zeros_like(less_cost)
+        np.add.at(busy, call[held], recorded[held])
+        as_recorded = busy
+        if name.removeprefix(PREFIX) in waits:
+            as_recorded = less_cost.copy()
+            np.add.at(as_recorded, call[held], (recorded - own)[held])
+        for times, took in zip(found, (as_recorded, less_cost, busy), strict=True):
             sums = np.zeros(len(marks))
             np.add.at(sums, step_of, took / 1000)
             times[name.removeprefix(PREFIX)] = float(np.median(sums))
@@ -189,6 +197,8 @@ class Row(NamedTuple):
     graph: float
     untraced: float
     observed: float
+    busy: float
+    cpu: float
 
 
 def measure(name: str, size: int) -> tuple[dict[str, Row], set[str], float]:
@@ -199,13 +209,15 @@ def measure(name: str, size: int) -> tuple[dict[str, Row], set[str], float]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         run(name, size, folder, False, by_module=True)
-        plain = json.loads((folder / "modules0.json").read_text())
+        plain = json.loads((folder / "modules0_0.json").read_text())
         run(name, size, folder, True, by_module=True)
         matched, truth, waits, step = raw_times(folder / "run_device.json", kept)
         cut(folder, folder / "kept", kept)
-        recorded, graph = graph_times(folder / "kept", waits)
+        recorded, graph, busy = graph_times(folder / "kept", waits)
         cut(folder, folder / "observed", range(0))
-        observed, _ = graph_times(folder / "observed", waits)
+        observed, *_ = graph_times(folder / "observed", waits)
+        timed = json.loads((folder / "modules0_1.json").read_text())
+        cut_off = [each for at, each in enumerate(timed) if at not in kept]
         ratio = _ratio(msgspec.json.decode((folder / "run_device.json").read_bytes())["chakra_et"], kept)
     rows = {
         of: Row(
@@ -214,8 +226,10 @@ def measure(name: str, size: int) -> tuple[dict[str, Row], set[str], float]:
             recorded.get(of, 0.0),
             time * ratio,
             graph.get(of, 0.0),
-            median(each.get(of, 0.0) for each in plain) * 1000,
+            median(each.get(of, (0.0,))[0] for each in plain) * 1000,
             observed.get(of, 0.0),
+            busy.get(of, 0.0),
+            median(each[of][1] for each in cut_off) * 1000,
         )
         for of, time in truth.items()
     }
@@ -230,12 +244,13 @@ def _ratio(facts: dict[str, Any], kept: range) -> float:
     return median(cpu for _, cpu in untraced) / median(out)
 
 
-KINDS = ("matched", "left out", "less cost", "untraced", "observed")
+KINDS = ("matched", "left out", "cpu", "less cost", "untraced", "observed")
 
 
 def compare(scripts: list[str], sizes: list[int], turns: int) -> int:
     """Print all; 1 if a graph of the structure step passes."""
-    columns = "left out ms  error %  less cost ms  graph ms  error %  untraced ms  error %  observed %"
+    columns = "left out ms  error %  cpu ms  error %"
+    columns += "  less cost ms  graph ms  error %  untraced ms  error %  observed %"
     print(f"{'script':24} size  {'module':24} share %  waits  {columns}", flush=True)
     errors: list[tuple[bool, list[float]]] = []
     for name in scripts:
@@ -250,6 +265,7 @@ def compare(scripts: list[str], sizes: list[int], turns: int) -> int:
                 pairs = (
                     (row.recorded, row.matched),
                     (row.recorded, row.left_out),
+                    (row.busy, row.cpu),
                     (row.graph, row.less_cost),
                     (row.graph, row.untraced),
                     (row.observed, row.left_out),
@@ -259,10 +275,10 @@ def compare(scripts: list[str], sizes: list[int], turns: int) -> int:
                 print(
                     f"{name:24} {size:4}  {of:24} {100 * row.left_out / step:7.0f}"
                     f"  {'waits' if of in waiting else '':5}"
-                    f"  {row.matched:10.2f}  {row.recorded:8.2f}  {off[0]:+7.1f}"
                     f"  {row.left_out:11.2f}  {off[1]:+7.1f}"
-                    f"  {row.less_cost:12.2f}  {row.graph:8.2f}  {off[2]:+7.1f}"
-                    f"  {row.untraced:11.2f}  {off[3]:+7.1f}  {off[4]:+10.1f}",
+                    f"  {row.cpu:6.2f}  {off[2]:+7.1f}"
+                    f"  {row.less_cost:12.2f}  {row.graph:8.2f}  {off[3]:+7.1f}"
+                    f"  {row.untraced:11.2f}  {off[4]:+7.1f}  {off[5]:+10.1f}",
                     flush=True,
                 )
     for at, kind in enumerate(KINDS):

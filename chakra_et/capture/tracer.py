@@ -116,8 +116,7 @@ class ChakraTracer:
         self._recorder = Recorder(**self.schedule, memory=self.memory)
         with self._guarded():
             self.files.prepare()
-            if self._groups and self._backend != "nccl":
-                self._groups_named.enter_context(gloo.named_groups())
+            self._name_groups()
             self._recorder.start(self.files.unfinished("host"))
         atexit.unregister(gloo.wait_until_idle)  # once per process, however many traces it makes
         atexit.register(gloo.wait_until_idle)
@@ -144,9 +143,16 @@ class ChakraTracer:
                 self._recorder.step()
             else:
                 with hold_signals() as held:
+                    self._name_groups()
                     self._recorder.step()
                     if self.steps_done == self.end:
                         self._finish(None, held)
+
+    def _name_groups(self) -> None:
+        """Label gloo's operations from the structure step on: a label costs some µs, and the steps before are
+        the untraced ones."""
+        if self.steps_done == self._recorder.structure and trace_manifest.backend() not in (None, "nccl"):
+            self._groups_named.enter_context(gloo.named_groups())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if os.getpid() != self._pid or self.finished and not self._awaits:  # forked, or done
