@@ -178,8 +178,7 @@ def main() -> int:
     """Print the table."""
     options = cli.parse(Options, description=__doc__.splitlines()[0])
     if options.write:
-        write(Path(options.given), options.kinds or tuple(READERS))
-        return 0
+        return cli.run(lambda: write(Path(options.given), options.kinds or tuple(READERS)), TraceError)
     return cli.run(lambda: judge(options), TraceError)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.boosting import boosted, product_columns
 from benchmarks.cost_tables import READERS, Table
-from benchmarks.smoothing import ATTENTION, PRODUCT, smooth
+from benchmarks.smoothing import ATTENTION, smooth
 from chakra_et.cost import gpus, grids, kernel_times
 from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import Gpu
@@ -45,16 +45,15 @@ def grid_of(kind: str, table: Table, values: Values) -> grids.Grid:
     model = MODELS[kind]
     beyond = np.log(table.micros / model.micros(table.gpu, values, table.points))
     places = model.place(table.points)
-    if kind != "16 bit":
-        return smooth(places, beyond, ATTENTION if kind == "attention" else PRODUCT)
+    if kind == "attention":
+        return smooth(places, beyond, ATTENTION)
     m, n, k = (np.unique(column) for column in places.T)
     between = 8 * np.rint(np.sqrt(n[1:] * n[:-1]) / 8)  # what trees say changes there: not by a straight line
     axes = m, np.unique(np.concatenate([n, between])), k
     every = np.stack([each.reshape(-1) for each in np.meshgrid(*axes, indexing="ij")], axis=1)
-    asked = product_columns(np.concatenate([places, every]), table.gpu.units)
-    said = boosted(asked[: len(places)], beyond, asked)
-    rest = smooth(places, beyond - said[: len(places)], PRODUCT)
-    logs = said[len(places) :] + rest.at(every)
+    shapes = np.unique(places[:, 1:], axis=0, return_inverse=True)[1].reshape(-1)
+    known, asked = (product_columns(each, table.gpu.units) for each in (places, every))
+    logs = boosted(known, beyond, shapes, asked)
     return grids.Grid(axes, logs.reshape([len(sizes) for sizes in axes]))
 
 

@@ -2,8 +2,8 @@
 ``benchmarks/cost_accuracy.py --write``), or around few measured shapes.
 
 Between the sizes of the grid, the logarithm of measured over modelled time is interpolated along the
-logarithms of the sizes; beyond them it fades. The grid itself is smoothed from measured times, noise and gaps
-among them, by ``benchmarks/smoothing.py`` and, of products in 16 bits, ``boosting.py``.
+logarithms of the sizes; beyond them it fades. The grid itself is made from measured times, noise and gaps
+among them: of products by ``benchmarks/boosting.py``, of attention by ``smoothing.py``.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from chakra_et.errors import TraceError
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
+pytest.importorskip("lightgbm")
 
 
 def write_tables(folder: Path, names: dict[str, str], framework: str, unit: float = 1.0) -> None:

@@ -1,12 +1,14 @@
 """Times of kernels by the fitted models, and the table of GPUs."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import cost_fits
+from benchmarks.boosting import boosted, product_columns
 from chakra_et.cost import grids
 from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import by_driver, datasheet, gpu, names
@@ -175,13 +177,20 @@ def test_batched_products_in_32_bits_fill_the_tiles_of_their_library() -> None:
 
 
 def test_the_benchmark_finds_borders_along_products_of_sizes() -> None:
-    from benchmarks.boosting import boosted, product_columns
-
+    pytest.importorskip("lightgbm")
     random = np.random.default_rng(4)
     points = np.exp2(random.integers(5, 14, (3000, 3)).astype(float))
     truth = 0.3 * (points[:, 0] * points[:, 1] > 2**18)
     noisy = truth + random.normal(0, 0.05, len(points)) + (random.random(len(points)) < 0.02)
     columns = product_columns(points, 132)
     left = points[:, 2] == 2**9
-    said = boosted(columns[~left], noisy[~left], columns[left])
-    assert np.abs(said - truth[left]).mean() < 0.02
+    shapes = np.unique(points[~left, 1:], axis=0, return_inverse=True)[1].reshape(-1)
+    said = [boosted(columns[~left], noisy[~left], shapes, columns[left]) for _ in range(2)]
+    assert np.abs(said[0] - truth[left]).mean() < 0.02
+    assert (said[0] == said[1]).all()
+
+
+def test_without_lightgbm_the_fit_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(TraceError, match="the fit of products needs LightGBM: pip install lightgbm"):
+        boosted(np.ones((9, 1)), np.ones(9), np.arange(9), np.ones((9, 1)))
