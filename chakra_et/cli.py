@@ -80,6 +80,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
     parser = _Parser(allow_abbrev=False, **parser_options)
     parser.description = (parser.description or "").partition("\n")[0]
     _add_flags(parser, config_class)
+    parser.width = None
     if _describing:
         raise _Described(parser)
     given = vars(parser.parse_args(argv))
@@ -273,6 +274,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 class _Parser(argparse.ArgumentParser):
     """Reports a bad command line in one line, without the usage."""
+
+    width: int | None = 80  # while flags are added: to look up the terminal's loads shutil
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        return self.formatter_class(self.prog, width=self.width)  # type: ignore[call-arg]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, others = self.parse_known_args(args, namespace)

@@ -9,8 +9,6 @@ Each is one sentence for the user; programs catch ``TraceError``, which all of t
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +25,9 @@ class TraceError(ValueError):
 def time_limit(seconds: float, error: TraceError) -> Iterator[None]:
     """Raises ``error`` if the block takes longer, as regular expressions may. Only the main thread has one,
     as only it gets signals, and not on Windows."""
+    import signal  # most commands need neither
+    import threading
+
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import os
-import platform
 import re
 import stat
 import time
@@ -34,7 +32,8 @@ OTHER_HOST_SECONDS = 86_400
 MOST_BYTES = 64 << 20
 """Size of the largest file that is read whole, but for .et files."""
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
-HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+_NODE = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
+HOST = f"{zlib.crc32(_NODE.encode()):08x}"
 
 
 def path_of(name: str | Path) -> Path:
@@ -137,6 +136,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal. Raises ``OSError``."""
+    import hashlib  # OpenSSL's start-up takes longer than many commands need
+
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -18,9 +18,12 @@ def memo(method: Method) -> Method:
 
     @functools.wraps(method)
     def remembered(self: Any, *arguments: Any) -> Any:
-        results = self.__dict__.setdefault(name, {})
-        if arguments not in results:
-            results[arguments] = method(self, *arguments)
-        return results[arguments]
+        try:
+            return self.__dict__[name][arguments]
+        except KeyError:
+            pass
+        found = method(self, *arguments)
+        self.__dict__.setdefault(name, {})[arguments] = found
+        return found
 
     return remembered  # type: ignore[return-value]

@@ -33,7 +33,7 @@ exact_flag = functools.partial(cli.option, exact_only=True)  # what the publishe
 
 @dataclass
 class Config:
-    model: str = cli.option("a preset (data/models.yaml), one of --models-file, or a config.json")
+    model: str = cli.option("a preset (data/models.json), one of --models-file, or a config.json")
     cluster: str = cli.option("preset, or YAML file of one cluster (or FILE:NAME)")
     cost_model: Literal["exact", "hpdc24"] = cli.option("hpdc24: the published tool's estimate", "exact")
     objective: Literal["time", "cost", "pareto"] = cli.option("fastest or cheapest; pareto: both", "time")

@@ -7,6 +7,7 @@ no scores (Dao et al. 2022, "FlashAttention").
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -59,6 +60,7 @@ def held_parameters(
     return total(each) - twice, total(of_experts)
 
 
+@functools.cache
 def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:
     """Bytes per parameter of weights, gradients and Adam's states, of which the data-parallel ranks share
     what ZeRO shares.

@@ -19,7 +19,6 @@ import numpy as np
 
 from chakra_et.cost import gpus
 from chakra_et.cost.gpus import Gpu
-from chakra_et.cost.kernel_times import kernel_times
 from fasop.exact.kernels import Kernel, Matmul, Moved, tensor_sums, unit_work
 from fasop.exact.memory import parameters
 from fasop.inputs.models import Model
@@ -266,12 +265,16 @@ def _parts(kernels: Sequence[Kernel], gpu: Gpu, kind: str, options: Options) -> 
 
 @functools.lru_cache(maxsize=65536)
 def _products(gpu: Gpu, number: str, products: tuple[Matmul, ...]) -> float:
+    from chakra_et.cost.kernel_times import kernel_times  # whose tables measured plans don't need
+
     shapes = [(k.copies, k.m, k.n, k.k, SETS) for k in products]
     return float(kernel_times(gpu).micros(number, shapes).sum()) / 1e6 if shapes else 0.0
 
 
 def _attention(gpu: Gpu, model: Model, tp: int, mbs: int) -> np.ndarray:
     """Seconds of a layer's fused attention, as ``unit_parts``."""
+    from chakra_et.cost.kernel_times import kernel_times
+
     heads, shared = max(model.heads // tp, 1), max((model.kv_heads or model.heads) // tp, 1)
     size, seq = (model.head_width + (model.v_width or model.head_width)) / 2, model.seq * model.cp
     point = [mbs, heads, shared, seq, seq, size, model.causal]

@@ -174,11 +174,11 @@ class StageCosts:
             largest = np.maximum(largest, size * (ranges((layers & (once == size)).astype(float)) > 0))
         return ranges(kept), ranges(once * ~layers), largest
 
-    def fits(self, seats: Seats, choice: StageChoice, in_flight: int) -> np.ndarray:
-        """[a, b]: whether a stage fits into the memory of the smallest GPU."""
+    @memo
+    def free_gib(self, seats: Seats) -> float:
+        """GiB that a stage may take of the smallest GPU."""
         gpus = [self.cluster.gpu(name) for name, _ in seats]
-        free = min(gpu.memory_gib - gpu.reserved_gib for gpu in gpus)
-        return self.memory(choice, in_flight) <= free
+        return min(gpu.memory_gib - gpu.reserved_gib for gpu in gpus)
 
     def table(self, seats: Seats, in_flight: int, fit: bool = True) -> Table:
         """The fastest choice of each stage, of those that fit into memory, or of all without ``fit``."""
@@ -192,7 +192,7 @@ class StageCosts:
         for index, choice in enumerate(self.choices(seats)):
             forward, backward, reduction, update = self._times(seats, choice)
             if fit:
-                forward = np.where(self.fits(seats, choice, in_flight), forward, np.inf)
+                forward = np.where(self.memory(choice, in_flight) <= self.free_gib(seats), forward, np.inf)
             made = Table(forward, backward, reduction, update, np.full(forward.shape, index))
             # Choices whose hosts set the pace differ only in what comes once per step.
             step = self.micro_batches * (forward + backward) + reduction + update

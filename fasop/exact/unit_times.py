@@ -7,8 +7,7 @@ layers of other widths: those are computed. What was not measured is in ``notes`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -22,6 +21,8 @@ from fasop.plans.options import NARROW, Options
 
 # Launches decide where time grows by less than this part of what the micro-batch grows.
 LAUNCHES_BIND = 0.5
+# Settings of a model that change no layer's work: other depths have the same layers.
+_NO_WORK = {"name", "costs", "global_batch", "parameters", "layers", "encoder_layers"}
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,8 @@ class Compute:
     def _from_source(self, source: _Source, gpu: str, tp: int, mbs: int, degrees: list[int]) -> UnitSeconds:
         model, shape = self.model, source.shape
         notes = []
-        unlike: dict[str, Any] = {"name": "", "costs": "", "global_batch": 1, "parameters": 0}
-        unlike |= {"layers": 1, "encoder_layers": None}  # other depths have the same layers
-        if replace(shape, **unlike) != replace(model, **unlike):
+        names = {each.name for each in fields(Model)} - _NO_WORK
+        if any(getattr(shape, name) != getattr(model, name) for name in names):
             notes.append(f"{model.name}: costs of {shape.name} at as many tokens, by ratio of work")
         # A micro-batch of the model stands for one of as many tokens of the measured shape.
         batch = mbs * model.seq / shape.seq

@@ -1,5 +1,5 @@
-"""Clusters: nodes, the GPUs in them, the links between them and what they cost; ``data/clusters.yaml``, or a
-file of the same shape given by the user.
+"""Clusters: nodes, the GPUs in them, the links between them and what they cost; ``data/clusters.json``, or a
+YAML file of the same shape given by the user.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from fasop.errors import PlanError, nearest
 from fasop.inputs import kinds
-from fasop.inputs.read_files import checked, kinds_of, read_mapping, read_settings, read_yaml, shown
+from fasop.inputs.read_files import DATA, checked, kinds_of, read_mapping, read_settings, read_yaml, shown
 
-PRESETS = Path(__file__).parents[1] / "data" / "clusters.yaml"
+PRESETS = DATA / "clusters.json"
 MOST_CLUSTERS = 10_000  # of one grid
 
 

@@ -1,4 +1,4 @@
-"""The models that can be planned: ``data/models.yaml``, or a file of the same shape given by the user."""
+"""The models that can be planned: ``data/models.json``, or a user's YAML file of the same shape."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from msgspec import Meta
 from fasop.errors import PlanError, nearest
 from fasop.inputs import kinds
 from fasop.inputs.hf_config import read_config
-from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml
+from fasop.inputs.read_files import DATA, checked, kinds_of, read_settings, read_yaml
 
-PRESETS = Path(__file__).parents[1] / "data" / "models.yaml"
+PRESETS = DATA / "models.json"
 # The names that the published tool's users type.
 CpComm = Literal["ring", "all-to-all", "p2p", "a2a"]  # the last two: Megatron's names
 ALIASES = {"gpt2XL": "gpt2-xl", "gpt2xl": "gpt2-xl", "gpt2-1.5b": "gpt2-xl", "bert": "bert-large", "T5": "t5"}

@@ -4,7 +4,6 @@ stages; and rows as CSV.
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et import files, text
-from chakra_et.drawing.charts import line_chart
-from fasop.exact.estimate import estimate
 from fasop.exact.kernels import tensor_sums
 from fasop.exact.memory import GIB, MEMORY_MARGIN, held_parameters, state_bytes
 from fasop.exact.recipes import hardware, mean_error
@@ -145,6 +142,8 @@ def faster_flags(plan: Plan) -> list[str]:
     """A sentence where other flags would make a plan of computed times much faster on the same GPUs."""
     if plan.virtual_stages > 1 or plan.choices or not any("computed by" in note for note in plan.notes):
         return []
+    from fasop.exact.estimate import estimate  # loaded where a plan isn't measured
+
     changes: dict[str, dict[str, Any]] = {
         "--attention flash": {"attention": "flash"},
         "--sequence-parallel": {"sequence_parallel": plan.tp > 1},
@@ -299,6 +298,8 @@ def write_rows(path: str, rows: Sequence[Sequence[object]]) -> None:
         with files.atomic_file(Path(path)) as handle:
             write_parquet(table, handle)
         return
+    import csv  # nor this
+
     output = io.StringIO()
     csv.writer(output, lineterminator="\n").writerows([COLUMNS, *rows])
     if path == "-":
@@ -309,6 +310,8 @@ def write_rows(path: str, rows: Sequence[Sequence[object]]) -> None:
 
 def scatter(plans: Sequence[Plan]) -> str:
     """$ over seconds per step of plans, and the line of those that no other beats in both, as SVG."""
+    from chakra_et.drawing.charts import line_chart  # not loaded where nobody wants it
+
     front = [by_time_and_price(plan) for plan in pareto_front(plans, by_time_and_price)]
     lines = {"plans": [by_time_and_price(plan) for plan in plans], "Pareto front": front}
     return line_chart(plans[0].model.name, "s per step", "$ per step", lines, unjoined=("plans",))

@@ -20,13 +20,15 @@ from fasop.exact.passes import Passes
 from fasop.exact.stage_costs import StageCosts
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Shape
 
+HALVINGS = 8  # of an interval in which a bound is searched
 Type = tuple[float, int]  # seconds of some work on a GPU type, and its GPUs
 
 
 class _Speeds(NamedTuple):
     """layers, others: seconds of all layers, and of the other units, on the fastest GPUs; ahead: the largest
     share of the forward in a layer's passes. Of each GPU type, seconds for a second of a layer, and of any
-    unit, on the fastest type, at the unit that suits it best; and seconds of its fastest layer.
+    unit, on the fastest type, at the unit that suits it best; seconds of its fastest layer, and of the
+    embedding's forward and backward; head: seconds of its passes on the fastest.
     """
 
     layers: float
@@ -35,6 +37,8 @@ class _Speeds(NamedTuple):
     slow: list[Type]
     slow_any: list[Type]
     layer: list[Type]
+    first: list[tuple[float, float]]
+    head: float
 
 
 class Bounds:
@@ -82,13 +86,32 @@ class Bounds:
             return max(m * slowest, through + busiest)
         messages, each, embedding = self._communication(shape)
         waits = (m - 1) * each * np.array([(stage > 0) + (stage < pp - 1) for stage in range(pp)])
-        # Each layer is on a stage: as many ends of some stage's k-th layer come before the last, or with it.
-        ends = np.outer(np.arange(1, number + 1) * layer, np.maximum(weights, 0)) + waits
-        busiest = max(busiest, waits.max(), np.partition(ends, number - 1, axis=None)[number - 1])
+        closer = pp > 2  # as fewer stages are tried as fast as they are bounded
+        if closer and not self.options.per_stage:
+            # The first stage has the embedding too, the last one the head.
+            rest = m - 1 - min(pp - 1, m - 1)
+            waits[0] += min(rest * forward + (m - 1) * backward for forward, backward in speeds.first)
+            waits[-1] += (m - 1) * speeds.head
+        types = layers if closer else layers[:1]
+        busiest = max(busiest, _whole_layers(number, types, np.maximum(weights, 0), waits))
         slowest = max(slowest, -(-number // pp) * layer)
-        pipeline = max(m * (slowest + each), through + 2 * messages + busiest)
+
+        def pipeline(limit: float) -> float:
+            """Seconds where no stage works longer than ``limit``: others do what fast GPUs can't."""
+            left, total = speeds.layers, speeds.others
+            for seconds, count in slow:
+                done = min(left, count * limit / (m * seconds))
+                left, total = left - done, total + done * seconds
+            total += left * slow[-1][0]
+            return float(max(m * (slowest + each), max(total, through) + 2 * messages + busiest))
+
+        low = pipeline(1e300)
+        high = pipeline(low) if closer else low
+        for _ in range(HALVINGS if high > low else 0):
+            middle = (low + high) / 2
+            low, high = (middle, high) if pipeline(middle) > middle else (low, middle)
         first, fullest = self._with_gradients(shape)
-        return float(max(embedding + pipeline + first, fullest))
+        return float(max(embedding + low + first, fullest))
 
     def _with_gradients(self, shape: Shape) -> tuple[float, float]:
         """Seconds for gradients and their update, once per step: of the first stage; and, after all its
@@ -153,7 +176,11 @@ class Bounds:
         pairs = zip(self.cluster.gpus, self.cluster.nodes, strict=True)
         gpus = [self.cluster.size(gpu) * count for gpu, count in pairs]
         types = [list(zip(each, gpus, strict=True)) for each in (slow, slow_any, layer)]
-        return _Speeds(layers, float(fastest.sum()) - layers, max(share for *_, share in passes), *types)
+        # An encoder-decoder model has no head of its own.
+        head = 0.0 if is_layer[-1] else float(fastest[-1])
+        first = [(float(forward[0]), float(backward[0])) for forward, backward, _ in passes]
+        others, ahead = float(fastest.sum()) - layers, max(share for *_, share in passes)
+        return _Speeds(layers, others, ahead, types[0], types[1], types[2], first, head)
 
 
 def _fastest(tables: StageCosts, name: str) -> tuple[np.ndarray, np.ndarray, float]:
@@ -177,6 +204,31 @@ def _fastest_first(types: list[Type], shape: Shape) -> list[tuple[float, float]]
         left -= count
         found.append((seconds, count))
     return found
+
+
+def _whole_layers(
+    number: int, types: list[tuple[float, float]], weights: np.ndarray, waits: np.ndarray
+) -> float:
+    """Seconds that are left of the busiest stage where stages hold whole layers, ``number`` in all.
+
+    types: (seconds of a layer, stages) of each GPU type, the fastest first; all but that count as the second.
+    Stages have ``weights`` times their layers' seconds left, and ``waits``.
+    """
+    (fast, count), (slow, _) = types[0], types[min(1, len(types) - 1)]
+    # Each layer is on a stage: as many ends of some stage's k-th layer come before the last, or with it.
+    ends = np.outer(np.arange(1, number + 1) * fast, weights) + waits
+    low = max(waits.max(), np.partition(ends, number - 1, axis=None)[number - 1])
+    if len(types) == 1 or not weights.all():
+        return float(low)
+    high, fastest = low * slow / fast, len(weights) - math.ceil(count)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        left = middle * (1 + 1e-9) - waits
+        on_slow = left // (slow * weights)
+        gains = left // (fast * weights) - on_slow
+        gains.sort()
+        low, high = (low, middle) if on_slow.sum() + gains[fastest:].sum() >= number else (middle, high)
+    return float(low)
 
 
 def _along(slow: list[tuple[float, float]], stages: int) -> list[float]:

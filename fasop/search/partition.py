@@ -92,10 +92,12 @@ class Search(DynamicProgram):
         most, least = LARGEST, 0.0
         for _ in range(TIGHTER if limit < INF else 1):
             # With the sum under the largest bound, no bound from here on is below the limit.
-            most = min(limit - least, LARGEST)
+            most, before = min(limit - least, LARGEST), least
             least = float(self.sums(np.array([most]), first)[0])
             if least == INF:
                 return best
+            if least == before:
+                break  # the next would be the same
         # The program takes what is within rounding above a bound, too.
         bounds = self._bounds(float(np.nextafter(most * SLACK, INF)))
         if not len(bounds):

@@ -8,7 +8,6 @@ import heapq
 import itertools
 import math
 import os
-import signal
 import sys
 import time
 from collections import deque
@@ -61,7 +60,9 @@ def search(
     if processes == 1:
         left = _work(tasks, kept, 1, lambda *of: functools.partial(_evaluate, *of), end)
     else:
-        import multiprocessing  # not worth its start-up where one process does
+        # Not worth their start-up where one process does.
+        import multiprocessing
+        import signal
 
         # Forked, so that planners and costs need no copying. The pool ends its processes by SIGTERM, which
         # the caller may handle otherwise, and so would its forks.
