@@ -33,12 +33,12 @@ exact_flag = functools.partial(cli.option, exact_only=True)  # what the publishe
 
 @dataclass
 class Config:
-    model: str = cli.option("a preset (data/models.json), one of --models-file, or a config.json")
-    cluster: str = cli.option("preset, or YAML file of one cluster (or FILE:NAME)")
-    cost_model: Literal["exact", "hpdc24"] = cli.option("hpdc24: the published tool's estimate", "exact")
-    objective: Literal["time", "cost", "pareto"] = cli.option("fastest or cheapest; pareto: both", "time")
-    budget: float | None = cli.option("leave out clusters above this price, $/h", None, above=0)
-    max_step_time: float | None = cli.option("leave out slower plans, seconds", None, above=0)
+    model: str = cli.option("a preset (data/models.json), a name in --models-file, or a config.json")
+    cluster: str = cli.option("a preset, GPUs as they are sold (16xH100), or a YAML file (FILE:NAME)")
+    cost_model: Literal["exact", "hpdc24"] = cli.option("hpdc24: the published tool's estimates", "exact")
+    objective: Literal["time", "cost", "pareto"] = cli.option("which plans are best; pareto: in both", "time")
+    budget: float | None = cli.option("leave out clusters that cost more, $/h", None, above=0)
+    max_step_time: float | None = cli.option("leave out plans with a longer step, seconds", None, above=0)
     max_tp: int = cli.option("largest tensor-parallel degree", 4, least=1)
     tp: int | None = cli.option("only this tensor-parallel degree", None, least=1)
     dp: int | None = cli.option("only this data-parallel degree", None, least=1)
@@ -48,48 +48,48 @@ class Config:
     json: bool = cli.option("print the plans as JSON, for the other commands", False)
     csv: str = cli.option("write rows as CSV, or Parquet (.parquet), to this file (-: print them)", "")
     picture: str = cli.option("draw cost over time of all plans found, with the Pareto front, as .svg", "")
-    all: bool = cli.option("every row, including those that do not fit into memory", False)
-    oom: bool = cli.option("show plans that do not fit into memory too", False)
+    all: bool = cli.option("list every plan, also those that do not fit into memory", False)
+    oom: bool = cli.option("list plans that do not fit into memory, too", False)
     recipe: Literal["auto", "modern", "plain"] = cli.option(
         "modern: FlashAttention, sequence parallelism, sharded optimizer; plain: only what flags turn on; "
         "auto: modern where a model has no measured costs on these GPUs",
         "auto",
     )
-    recompute: Literal[Recompute, "auto"] = exact_flag("activations computed again; auto: best", "none")
-    recomputed: float = exact_flag("share of the layers that --recompute full is for", 1.0, least=0, most=1)
-    zero: Literal[0, 1, 2, 3] = cli.option("ZeRO: 1 shards optimizer states, 2 gradients too, 3 all", 0)
-    overlap: bool = exact_flag("gradients reduced during the last backward pass", False)
-    sequence_parallel: bool = exact_flag("activations between tensor-parallel parts split by tokens", False)
-    attention: Attention = exact_flag("flash: a fused kernel, no scores stored; flash2: before 3", "unfused")
-    precision: Numbers = exact_flag("mixed, or bf16: fp32 master weights; fp8 to nvfp4: of products", "mixed")
+    recompute: Literal[Recompute, "auto"] = exact_flag("activations computed again; auto: fastest", "none")
+    recomputed: float = exact_flag("share of the layers for --recompute full", 1.0, least=0, most=1)
+    zero: Literal[0, 1, 2, 3] = cli.option("1 shards optimizer states, 2 also gradients, 3 parameters", 0)
+    overlap: bool = exact_flag("reduce gradients during the last backward pass", False)
+    sequence_parallel: bool = exact_flag("split activations by tokens between tensor-parallel parts", False)
+    attention: Attention = exact_flag("flash: fused, no scores stored; flash2: FlashAttention-2", "unfused")
+    precision: Numbers = exact_flag("mixed, bf16: fp32 master weights; fp8 to nvfp4: of products", "mixed")
     cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1, least=1)
-    cp_comm: CpComm = exact_flag("their attention: keys and values in a ring, or all-to-all by heads", "ring")
-    fsdp: bool = exact_flag("parameters sharded, communication overlapped (--zero 3 --overlap)", False)
-    hsdp: int = exact_flag("--fsdp within groups of N GPUs, each with a copy of the parameters", 0, least=0)
-    offload: bool = exact_flag("optimizer states and their update on the host", False)
+    cp_comm: CpComm = exact_flag("these exchange keys and values in a ring, or heads all-to-all", "ring")
+    fsdp: bool = exact_flag("shard parameters and overlap communication: --zero 3 --overlap", False)
+    hsdp: int = exact_flag("--fsdp within groups of N GPUs; each group holds all parameters", 0, least=0)
+    offload: bool = exact_flag("keep and update optimizer states on the host", False)
     cuda_graphs: CudaGraphs = exact_flag(
-        "layer: a CUDA graph of each layer's pass; full, or the flag alone: of the step, without launches",
+        "layer: a CUDA graph for each layer's pass; full, or the flag alone: one for the whole step",
         "none",
         bare="full",
     )
     unfused: tuple[str, ...] = exact_flag(
-        "what each step of is a kernel: norm, loss", (), choices=get_args(Unfused), metavar="PART"
+        "not fused, a kernel for each operation: norm, loss", (), choices=get_args(Unfused), metavar="PART"
     )
-    engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag("software that runs it", "megatron")
-    interleave: bool = exact_flag("try several chunks of layers per stage", False)
-    schedule: Literal["1f1b", "zero-bubble"] = exact_flag("zero-bubble: tried for the best plans", "1f1b")
-    per_stage: bool = exact_flag("tp, micro-batch, recomputation per stage; uneven replicas", False)
+    engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag("what runs the plan", "megatron")
+    interleave: bool = exact_flag("also try several chunks of layers per stage", False)
+    schedule: Literal["1f1b", "zero-bubble"] = exact_flag("zero-bubble: where it makes a plan faster", "1f1b")
+    per_stage: bool = exact_flag("each stage has its own tp, micro-batches and recomputation", False)
     idle: bool = cli.option("leave nodes idle where that is faster or cheaper", True)
-    global_batch: int | None = cli.option("sequences per step, if not the model's", None, least=1)
-    seq: int | None = cli.option("tokens of a sequence, if not the model's", None, least=1)
-    tokens: str = cli.option("tokens of the training that is priced, such as 300B or 2T", "1T")
+    global_batch: int | None = cli.option("sequences per step (default: the model's)", None, least=1)
+    seq: int | None = cli.option("tokens per sequence (default: the model's)", None, least=1)
+    tokens: str = cli.option("tokens of the training whose cost is shown, as 300B or 2T", "1T")
     iterations: int | None = cli.option("its steps, in place of --tokens (hpdc24: 12,500,000)", None, least=1)
-    models_file: str = cli.option("YAML file of models", "")
-    costs: tuple[str, ...] = cli.option("cost files of 'profile', before the published costs", ())
+    models_file: str = cli.option("YAML file of models, in the form of data/models.json", "")
+    costs: tuple[str, ...] = cli.option("cost files of 'profile', used before the published ones", ())
     time_limit: float = exact_flag(
-        "seconds after which shapes are left out, and counted (0: none)", 60, least=0
+        "seconds until the search stops; what it left out is counted (0: never)", 60, least=0
     )
-    workers: int = cli.option("processes (0: as many as are worth it)", 0, least=0)
+    workers: int = cli.option("processes (0: as many as shorten the search)", 0, least=0)
 
     def __post_init__(self) -> None:
         if self.tp is not None and self.tp > self.max_tp:
