@@ -320,7 +320,7 @@ def _run(pair: Pair, output: Path, module: str, *arguments: str) -> None:
     )  # fmt: skip
     if done.returncode == 0 and output.is_file():
         return
-    if "No module named" in done.stderr or "et_replay" in done.stderr:
+    if "No module named" in done.stderr or "Failed to import et_replay" in done.stderr:
         raise TraceError(
             "--engine mlcommons: chakra_trace_link or one of its requirements (et_replay, "
             "HolisticTraceAnalysis) is not installed; run ./install_chakra_tools.sh."

@@ -149,3 +149,19 @@ def test_what_mlcommons_tools_wrote_is_ok_only_if_validate_accepts_it(tmp_path: 
         cwd=root, env={"PYTHONPATH": f"{package.parents[1]}", "PATH": ""}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1 and "invalid" in done.stdout and "depends on" in done.stderr, done.stderr
+
+
+def test_a_failure_within_et_replay_is_not_taken_for_a_missing_package(tmp_path: Path) -> None:
+    """A schema that PARAM's reader doesn't know: its file is in the traceback."""
+    folder = capture(tmp_path / "run", "tiny_1gpu*")
+    (tmp_path / "et_replay.py").write_text("def load(): raise ValueError('unknown schema 9')\n")
+    package = tmp_path / "chakra" / "src" / "trace_link"
+    package.mkdir(parents=True)
+    (package / "trace_link.py").write_text("from et_replay import load\n\n\ndef main():\n    load()\n")
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "convert_to_et.py", "--dir", folder, "--engine", "mlcommons"],
+        cwd=root, env={"PYTHONPATH": str(tmp_path), "PATH": ""}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "trace_link failed (ValueError: unknown schema 9)" in done.stderr, done.stderr
