@@ -237,8 +237,8 @@ def _times(path: Path, numbers: dict[str, np.ndarray], findings: Findings) -> tu
 
 def _order(sane: np.ndarray, numbers: dict[str, np.ndarray], findings: Findings) -> np.ndarray:
     """The usable rows by time, without those that are another row once more, as where a writer wrote a buffer
-    twice: one that lasts, or has an id or a stream, can't be there beside itself. Ids of calls are unique, so
-    that one with an id is the same call on another thread, too: it stays on the thread with more events."""
+    twice: one that lasts, or has an id or a stream, can't be there beside itself, and one with the unique id
+    of a call isn't on two threads: the busier one keeps it."""
     start, end = numbers["start"], numbers["end"]
     category, outer = numbers["category"], numbers["external_id"]
     # With equal times, a runtime call is inside an operator and a driver call inside a runtime call; of two
