@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import heapq
 import itertools
 import math
 import os
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
+from chakra_et.text import progress_bar
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import CostFile
@@ -217,7 +216,7 @@ def _work(tasks: list[Task], kept: _Kept, window: int, start: Start, end: float)
     heap = [(not _planners[task[1]].is_deepest(task[2]), task[0], at) for at, task in enumerate(tasks)]
     heapq.heapify(heap)
     whole: set[int] = set()  # the tasks whose bound is that of a whole step
-    with _bar(len(tasks)) as done:
+    with progress_bar(len(tasks), "trying", "shape") as done:
         while heap and not (time.monotonic() > end and kept.plans):
             shallow, bound, at = heapq.heappop(heap)
             index, shape = tasks[at][1:]
@@ -236,18 +235,6 @@ def _work(tasks: list[Task], kept: _Kept, window: int, start: Start, end: float)
         take()
     left = [(bound, *tasks[at][1:]) for _, bound, at in heap]
     return [task for task in left if not kept.is_hopeless(task)]
-
-
-@contextlib.contextmanager
-def _bar(total: int) -> Iterator[Callable[[], object]]:
-    """What a tried shape calls: progress on a terminal. To load tqdm takes as long as a small search."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit=" shapes", leave=False) as bar:
-        yield bar.update
 
 
 def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:
