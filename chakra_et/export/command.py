@@ -38,8 +38,6 @@ DEFAULTS = {"perfetto": ".pftrace", "chrome": "_trace.json.gz", "tensorboard": "
 
 @dataclass
 class ExportConfig:
-    """The command's arguments."""
-
     names: tuple[str, ...] = cli.run_names()
     format: Format = cli.option("what to write", "perfetto")
     output: str | None = cli.option(
@@ -49,7 +47,6 @@ class ExportConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = cli.parse(ExportConfig, argv, description="Write a run in a format of other tools.")
     chosen = find_run(config.names, config.allow_missing_ranks)
     files, form = files_of(chosen), config.format

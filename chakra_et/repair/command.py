@@ -26,8 +26,6 @@ LISTED = 20
 
 @dataclass(frozen=True)
 class RepairConfig:
-    """Which files to repair, and where to stop."""
-
     files: tuple[str, ...] = option("trace files (default: all under --dir)", (), positional=True)
     dir: str = option("folder with the traces, and its subfolders", "outputs", metavar="FOLDER")
     dry_run: bool = option("list the repairs without writing anything", False)

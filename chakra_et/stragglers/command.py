@@ -26,13 +26,10 @@ MOST_PARTS = 8
 
 @dataclass
 class StragglersConfig(DiagnoseConfig):
-    """The command's arguments."""
-
     cluster: str = cluster()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     config = parse(StragglersConfig, argv, description="Find slow ranks and what they cost.")
     how = config.allow_missing_ranks, config.skeletons, config.cluster
     run = load_run(config.name, *how, among_given=True)
