@@ -134,7 +134,9 @@ def _prepared(ranks: Ranks, keep: Keep) -> tuple[Traces, list[str]]:
         if ranks.captured is not None:
             trace, cut = trimmed(trace, ranks.captured)
         lost += cut * len(members)
-        trace = with_metadata(trace, rank=None if len(members) > 1 else members[0], world_size=count)
+        # Without the record of a conversion there are no options of one: the folder is whole as it is.
+        rank = None if len(members) > 1 else members[0]
+        trace = with_metadata(trace, rank=rank, world_size=count, conversion_options=None)
         read |= dict.fromkeys(members, trace)
     larger = larger_sizes(_each(dict(sorted(read.items())), lambda trace, _: trace.communication()), groups)
     traces: dict[int, ExecutionTrace] = {}

@@ -53,7 +53,7 @@ class AstraConfig:
             if self.output or self.topology:
                 raise ValueError("--check compares a log: leave --output and --topology out")
         elif not (self.name and self.output and self.topology):
-            raise ValueError("give a set, --output and --topology, or --check LOG")
+            raise ValueError("give a run, --output and --topology, or --check LOG")
         if self.gpu_only and self.comm_only:
             raise ValueError("--gpu-only and --comm-only exclude each other")
         if self.trim and self.fill:

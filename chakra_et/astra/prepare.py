@@ -56,7 +56,7 @@ def ranks_of(found: RankSet, trim: bool = False) -> Ranks:
     if not trim:
         raise TraceError(
             f"{found.run.name}: {found.lacks}: convert them, or use --trim to leave them out or --fill to "
-            "make them from their like"
+            "make them from ranks of the same stage"
         )
     place = {rank: at for at, rank in enumerate(found.files)}
     step = (

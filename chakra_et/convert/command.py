@@ -39,7 +39,7 @@ from chakra_et.findings import sentence
 from chakra_et.jobs import default_workers
 from chakra_et.names import SIDES, RunFiles
 from chakra_et.simulate.measured_steps import steps_sentence
-from chakra_et.text import list_ranks, printable, progress_bar, table
+from chakra_et.text import list_ranks, plural, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.discovery import TraceFile, look_at
 from chakra_et.traces.records import MAX_BYTES
@@ -166,7 +166,7 @@ def _records(paths: list[Path], config: ConvertConfig) -> int:
             notes.append(f"files that are neither records nor traces, left out: {len(others)}")
     for note in notes:
         print(f"warning: {run.folder / run.name}: {printable(note)}", file=sys.stderr)
-    print(f"{len(run.et_files())} files written to {printable(str(run.folder))}: {ended}.")
+    print(f"{plural(len(run.et_files()), 'file')} written to {printable(str(run.folder))}: {ended}.")
     return 0
 
 
@@ -216,7 +216,7 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
             counts = outcome.report.repairs.items()
             repairs = sum(n for key, n in counts if key.startswith(("host-repair", "device-repair")))
             if repairs:
-                state += f", {repairs} repair{'s' * (repairs > 1)}"
+                state += f", {plural(repairs, 'repair')}"
             rows.append((file, *_figures(outcome, config), "invalid" if outcome.problems else state))
             sentences += [f"error: {text}" for text in outcome.problems]
         communication = result.communication
@@ -235,8 +235,8 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
     kept = sum(outcome.kept for outcome in converted)
     where = printable(", ".join(sorted({str(result.traces.folder) for result in results})))
     also = f", {kept} kept" if kept else ""
-    line = f"{len(converted) - kept} files written to {where}{also}"
-    print(f"{line}; {failed} of {len(results)} runs with errors.")
+    line = f"{plural(len(converted) - kept, 'file')} written to {where}{also}"
+    print(f"{line}; {failed} of {plural(len(results), 'run')} with errors.")
     if config.ranks:
         print("only some ranks were converted: run convert_remaining.py once all ranks are there.")
     return status

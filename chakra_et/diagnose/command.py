@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(found.as_json() | {"notes": run.notes}, indent=2))
         return 0
     told = [f"{found.name}: {plural(found.ranks, 'rank')}, {found.duration()}", *found.lines()]
-    flagged = (each for each in found.proposals if each.flags)
-    told += [f"  −{each.gain:.1%}: chakra-et predict {found.name} {each.flags}" for each in flagged]
+    predict = f"To predict it: chakra-et predict {found.name}"
+    told += [f"{predict} {each.flags} (−{each.gain:.1%})" for each in found.proposals if each.flags]
     print("\n".join([*told, *(f"note: {note}" for note in run.notes)]))
     return 0

@@ -145,8 +145,8 @@ class Diagnosis:
             found.append(turns if self.bound == "imbalance" else none)
         if self.skew_ms >= 0.005 * self.step_ms and self.ranks > 1:
             found.append(
-                f"The ranks start up to {self.skew_ms:,.2f} ms apart ({self.skew_gain:.0%} of the step), "
-                "which is attributed to no rank."
+                f"The ranks start up to {self.skew_ms:,.2f} ms apart, which costs {self.skew_gain:.0%} of "
+                "the step and is attributed to no rank."
             )
         return found
 

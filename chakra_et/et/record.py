@@ -128,7 +128,8 @@ def check(
             notes.append(f"{run.name}: {earlier}")
         heads = {path: et_file.read_metadata(path) for path, _ in contents(files.items())}
         if not (report or alone or problems) and any("conversion_options" in head for head in heads.values()):
-            notes.append(f"{run.report_file} is gone, so that changed and missing files aren't noticed")
+            lacks = f"there is no {run.report_file} (removed, or an earlier version wrote the run)"
+            notes.append(f"{lacks}, so that changed and missing files aren't noticed")
         worlds = [head.get("world_size") for head in heads.values()]
         world = max([world, *(size for size in worlds if type(size) is int)])
         first, *others = ((path, head.get("conversion_options")) for path, head in heads.items())

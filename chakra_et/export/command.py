@@ -29,6 +29,7 @@ from chakra_et.export import events, tables
 from chakra_et.files import atomic_file, move, path_of, scratch_folder
 from chakra_et.redact import redacted_json
 from chakra_et.report.run import ReportRun, load
+from chakra_et.text import plural, size
 from chakra_et.traces.records import open_trace
 
 Format = Literal["perfetto", "chrome", "parquet", "csv", "tensorboard"]
@@ -77,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     source = partial(events.recorded_events, traces) if whole else partial(events.node_events, load(chosen))
     write = events.Slices().write if form == "perfetto" else events.write_chrome
     count = _write(Path(output), partial(write, partial(events.labelled, source, "; ".join(about))))
-    of = f"of {len(traces)} ranks, as they were recorded" if whole else "that are nodes of .et files"
-    print(f"{count:,} slices {of}")
+    recorded = f"of {plural(len(traces), 'rank')}, as they were recorded"
+    print(f"{count:,} slices {recorded if whole else 'that are nodes of .et files'}")
     return 0
 
 
@@ -88,7 +89,7 @@ def _write(path: Path, write: Callable[[IO[bytes]], int | None], named: Path | N
     packing = events.packed if path.suffix == ".gz" else nullcontext
     with atomic_file(path) as file, packing(file) as into:
         found = write(into)
-    print(f"{named or path}: {path.stat().st_size / 1e6:.1f} MB")
+    print(f"{named or path}: {size(path.stat().st_size)}")
     return found
 
 

@@ -30,7 +30,7 @@ from chakra_et.et.node_attributes import EDGE_NAMES, kinds_of_edges, texts
 from chakra_et.et.sets import find_rank_sets
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replays import longest_path
-from chakra_et.text import shortened
+from chakra_et.text import shortened, size
 
 LONGEST_TEXT = 60
 
@@ -69,7 +69,7 @@ def _text(answer: dict[str, Any]) -> str:
     edges, times = answer["edges"], answer["time"]
     lines = [
         f"{answer['file']}: {answer['nodes']:,} nodes, {edges['data'] + edges['ctrl']:,} edges, "
-        f"{answer['bytes'] / 1e6:.1f} MB"
+        f"{size(answer['bytes'])}"
     ]
     facts = {
         "metadata": ", ".join(

@@ -236,7 +236,8 @@ def _about_steps(ranks: Sequence[RankPrediction]) -> list[str]:
     if all(rank.scatter_is_known for rank in ranks):
         return []
     models = max(rank.uncertainty_ms for rank in ranks)
-    return [f"± isn't known, as one step doesn't show how much steps differ: at least {models:,.3f} ms"]
+    least = f": at least {models:,.3f} ms" if models else ""
+    return [f"± isn't known, as one step doesn't show how much steps differ{least}"]
 
 
 def as_json(prediction: Prediction, written: list[str]) -> dict[str, Any]:

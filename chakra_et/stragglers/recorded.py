@@ -19,8 +19,6 @@ from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import list_ranks
 
 NS = 1e-9
-# Ranks that begin further apart than this are reported.
-LATE_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -109,11 +107,6 @@ def recorded_job(run: Run) -> TimedJob:
         own = _durations(graph.own_ns, operations, stretch_of_node, work_s / NS)
         return _step_times(run.schedule.run(own, own, np.zeros(len(graph), np.int64))[1], found)
 
-    apart_s = max(run.timing.release_ns) * NS
-    if apart_s > LATE_S:
-        notes.append(
-            f"the ranks' traces begin up to {apart_s * 1e3:.1f} ms apart, which the launch slowdown includes"
-        )
     # Each rank from its own start: the step is the slowest rank's, as in the diagnosis.
     if graph.local_start_ns is not None:
         began = np.minimum.reduceat(graph.local_start_ns, graph.first[:-1])[graph.trace_of]

@@ -120,12 +120,12 @@ def _about_files(found: RankSet, run: Run, made: Scaled, apart: bool, folder: Pa
     size, free = sum(size_of[copy.source] for copy in files), shutil.disk_usage(folder).free
     if size > free:
         raise TraceError(
-            f"{found.run.name}: the new set takes about {text.size(size)}, and {folder} has "
+            f"{found.run.name}: the new run takes about {text.size(size)}, and {folder} has "
             f"{text.size(free)}: choose another -o, or fewer --variants"
         )
     work = len({(copy.source, copy.variant) for copy in files})
-    others = f": {work:,} in their work, the others in the ranks and groups that they communicate with"
-    differ = f"{len(files):,} of {made.new.ranks:,} files differ, about {text.size(size)}"
+    others = f": {work:,} differ in their work, the others in the ranks and groups that they communicate with"
+    differ = f"{len(files):,} different files for {made.new.ranks:,} ranks, about {text.size(size)}"
     return differ + others * (work < len(files) and not apart)
 
 

@@ -37,8 +37,8 @@ class Slowdown:
     @property
     def note(self) -> str:
         return (
-            f"gloo's threads take {self.part:.0%} of the time in which operators run beside its transfers, "
-            "by the same operators alone: in the new run, too"
+            f"operators beside gloo's transfers lose {self.part:.0%} of that time to its threads, as a "
+            "comparison with the same operators alone shows; so they do in the new run"
         )
 
     def within(self, run: Run, setting: Setting) -> Setting:

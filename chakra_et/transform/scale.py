@@ -141,7 +141,7 @@ def _whole_world(run: Run) -> int:
     if missing:
         raise TraceError(
             f"{run_at(run.name).name}: {len(missing)} of {world} ranks have no file, rank {missing[0]} for "
-            "one: convert them (chakra-et scale --fill makes them from their like)"
+            "one: convert them (chakra-et scale --fill makes them from ranks of the same stage)"
         )
     return world
 
@@ -230,7 +230,7 @@ class Scaled:
             return
         if self.wanted.spread == 0:
             more = self.new.ranks - self.mesh.ranks
-            yield f"{more:,} more ranks have the mean times of captured ones, so that steps don't vary more"
+            yield f"the {more:,} new ranks have the mean times of captured ones: no random spread is added"
             return
         how = "measured between steps and ranks with the same work"
         spread = [relative_spread(busy) for busy in self.alike.values()]

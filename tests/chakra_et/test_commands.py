@@ -115,11 +115,11 @@ def test_bad_pair_does_not_stop_the_others(folder: Path) -> None:
 def test_remaining_converts_only_what_is_missing_or_older_than_its_traces(folder: Path) -> None:
     assert run("convert_to_et.py", "--dir", folder).returncode == 0
     first = {path: path.stat().st_ino for path in folder.glob("*.et")}
-    assert "0 files written" in run("convert_remaining.py", "--dir", folder).stdout
+    assert "no files written" in run("convert_remaining.py", "--dir", folder).stdout
     assert {path: path.stat().st_ino for path in folder.glob("*.et")} == first
     (folder / "tiny_2gpu.1.et").unlink()
     done = run("convert_remaining.py", "--dir", folder)
-    assert done.returncode == 0 and "1 files written" in done.stdout and "tiny_2gpu.1.et" in written(folder)
+    assert done.returncode == 0 and "1 file written" in done.stdout and "tiny_2gpu.1.et" in written(folder)
     assert "2 kept" in done.stdout
     answer = json.loads(run("convert_remaining.py", "--dir", folder, "--json").stdout)
     assert answer["status"] == 0, "nothing but JSON"

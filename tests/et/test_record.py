@@ -190,9 +190,14 @@ def test_a_run_without_its_record_is_opened_with_a_note(run: Path) -> None:
     run_at(str(run)).report_file.unlink()
     (found,) = find_rank_sets([str(run)])
     (note,) = found.notes
-    assert note.endswith(
-        "tiny_2gpu_conversion.json is gone, so that changed and missing files aren't noticed"
-    )
+    assert note.startswith("there is no ")
+    assert "tiny_2gpu_conversion.json (removed, or an earlier version wrote the run)" in note
+
+
+def test_a_folder_for_ASTRA_sim_lacks_no_record(run: Path, tmp_path: Path) -> None:
+    assert main(["astra", str(run), "--topology", "2xH100 NVLink", "-o", str(tmp_path / "sim")]) == 0
+    (found,) = find_rank_sets([str(tmp_path / "sim")])
+    assert found.notes == []
 
 
 def test_one_file_of_a_run_may_be_named(run: Path) -> None:

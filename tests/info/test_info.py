@@ -17,6 +17,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import EDGE_KINDS
 from chakra_et.info.command import describe
+from chakra_et.text import size
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 LANES = json.dumps(
@@ -105,7 +106,7 @@ def run(tmp_path: Path) -> str:
 def test_text_has_aligned_columns(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", f"{run}.0.et"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{run}.0.et: 8 nodes, 8 edges, 0.0 MB"
+    assert lines[0] == f"{run}.0.et: 8 nodes, 8 edges, {size(Path(f'{run}.0.et').stat().st_size)}"
     assert "  longest path   0.071 ms" in lines
     assert "  edge kinds     program order 2, launch 1, stream order 1, collective 3" in lines
     assert "time \\x1b[31mred <b>한국어" in "\n".join(lines), "control characters stay out of the terminal"

@@ -176,7 +176,7 @@ def test_more_ranks_take_longer_for_their_all_reduces() -> None:
     assert us(prediction) == [100 + 24 + 2 + 3 * 60 + 4 + 50] * 4
     assert len(prediction.changed.members) == 2 * 3 and len(prediction.changed.members[0]) == 4
     assert [rank.rank for rank in prediction.ranks] == [0, 1, 2, 3]
-    assert "2 more ranks have the mean times of captured ones" in prediction.notes[-1]
+    assert "the 2 new ranks have the mean times of captured ones" in prediction.notes[-1]
     # Changes of time come on top.
     assert us(predict(run, [Scaling(dp=4, spread=0.0), Scale("forward", 2.0)])) == [
         time + 100 for time in us(prediction)

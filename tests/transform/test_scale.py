@@ -230,13 +230,14 @@ def test_files_and_their_bytes_are_said_before_they_are_written(
     name = write_set(tmp_path / "mesh", traces, MESH)
     scaled(name, tmp_path / "out", 32, "--mesh", "tp2,dp2,pp2", "--variants", "2")
     said = capsys.readouterr().out.splitlines()
-    at = next(at for at, line in enumerate(said) if "files differ, about" in line)
-    assert "128 of 128 files differ" in said[at] and "24 in their work, the others in the ranks" in said[at]
+    at = next(at for at, line in enumerate(said) if "different files for" in line)
+    assert "128 different files for 128 ranks" in said[at]
+    assert "24 differ in their work, the others in the ranks" in said[at]
     about = float(said[at].split("about ")[1].split(" kB")[0]) * 1e3
     taken = sum(path.stat().st_size for path in (tmp_path / "out").glob("big.*.et"))
     assert about == pytest.approx(taken, rel=0.1)
     scaled(pair, tmp_path / "pair", 32, "--variants", "2")
-    assert "6 of 32 files differ" in capsys.readouterr().out
+    assert "6 different files for 32 ranks" in capsys.readouterr().out
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=9))
     assert main(["scale", name, "--dp", "64", "-o", str(tmp_path / "full" / "big")]) == 2
     assert "choose another -o, or fewer --variants" in capsys.readouterr().err
