@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -104,7 +105,10 @@ print(json.dumps([time.perf_counter() - begin, cpu() - before]))
 class Config:
     """What is done with the tables."""
 
-    repeat: int = field(default=5, metadata={"help": "runs of each search, the fastest counts"})
+    repeat: int = field(
+        default=5,
+        metadata={"help": "runs of each search; the fastest counts, against another checkout the median"},
+    )
     table: Literal["all", "speed", "accuracy", "models", "against"] = field(
         default="all", metadata={"help": "which table"}
     )
@@ -155,7 +159,7 @@ def speed(repeat: int, quick: bool) -> list[str]:
 
 
 def against(other: Path, repeat: int) -> list[str]:
-    """CPU seconds of whole commands here and in another checkout, in turn, each the least of some runs."""
+    """CPU seconds of whole commands here and in another checkout, in turn, each the median of some runs."""
     lines = [f"| command, CPU s | here | {other.name} | ratio |", "|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as scratch:
         large = Path(scratch, "large.yaml")
@@ -166,7 +170,7 @@ def against(other: Path, repeat: int) -> list[str]:
         for title, (name, cluster, *more), count in plans:
             command = [sys.executable, "-m", "fasop", "plan", "--model", name, "--cluster", cluster, *more]
             runs = [[timed(command, where)[1] for where in (ROOT, other)] for _ in range(count)]
-            here, there = (min(each) for each in zip(*runs, strict=True))
+            here, there = map(statistics.median, zip(*runs, strict=True))
             lines.append(f"| {title} | {here:.2f} | {there:.2f} | {here / there:.2f} |")
     return lines
 

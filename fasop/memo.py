@@ -21,9 +21,7 @@ def memo(method: Method) -> Method:
         try:
             return self.__dict__[name][arguments]
         except KeyError:
-            pass
-        found = method(self, *arguments)
-        self.__dict__.setdefault(name, {})[arguments] = found
-        return found
+            found = self.__dict__.setdefault(name, {})[arguments] = method(self, *arguments)
+            return found
 
     return remembered  # type: ignore[return-value]

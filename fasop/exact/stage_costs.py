@@ -21,6 +21,8 @@ from fasop.plans.options import Options, Recompute
 from fasop.plans.plan import StageChoice
 from fasop.plans.shapes import CROWDED, INSIDE, Group, Seats, Shape, boundary_kinds, divisors, gpu_types
 
+# Methods whose results hold for any number of stages.
+SHARED = ("seconds", "_times", "once", "held", "memory", "_activations", "_table", "stacked", "p2p")
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
 
@@ -40,11 +42,15 @@ class Table(NamedTuple):
 class StageCosts:
     """Tables for one shape on one cluster. n units; [a, b] stands for the units a … b−1."""
 
-    def __init__(self, passes: Passes, shape: Shape) -> None:
+    def __init__(self, passes: Passes, shape: Shape, like: StageCosts | None = None) -> None:
+        """like: tables for another number of stages, which share what doesn't depend on that."""
         self.passes, self.shape = passes, shape
         self.model, self.options, self.links = passes.model, passes.options, passes.links
         self.cluster = passes.links.cluster
         self.micro_batches = self.model.global_batch // shape.batch
+        if like:
+            for name in (f"_memo_{method}" for method in SHARED):
+                self.__dict__[name] = like.__dict__.setdefault(name, {})
 
     @memo
     def choices(self, seats: Seats) -> tuple[StageChoice, ...]:

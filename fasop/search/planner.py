@@ -55,8 +55,12 @@ class Planner:
         self.compute = Compute(cost_files, model, options)
         self.passes = Passes(model, self.compute, Communication(cluster), options, max_tp)
         kept = MANY if cluster.gpu_count <= LARGE else 4
-        self.tables = functools.lru_cache(kept)(functools.partial(StageCosts, self.passes))
+        self._some_stages = functools.lru_cache(kept)(functools.partial(StageCosts, self.passes))
+        self.tables = functools.lru_cache(kept)(self._tables)
         self.bounds = Bounds(self.passes, self.tables)
+
+    def _tables(self, shape: Shape) -> StageCosts:
+        return StageCosts(self.passes, shape, self._some_stages(replace(shape, pp=min(shape.pp, 2))))
 
     @memo
     def counts(self, gpus_per_stage: int, stages: int) -> NodeCounts:
