@@ -160,8 +160,7 @@ def load_run(
         there = {name: [rank for rank in members if rank in ranks] for name, members in groups.items()}
         groups = {EVERY_RANK: ranks, **there}
     run = make_run(name, traces, ranks, groups)
-    try:
+    manifest = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         manifest = read_json(files_of(chosen).manifest_file)
-    except (OSError, ValueError, RecursionError):
-        manifest = {}
     return dataclasses.replace(run, devices=devices_of(manifest), notes=[*notes, *found.notes, *run.notes])
