@@ -7,7 +7,8 @@ By GPU, all relative to the fitted model: how far neighbours between m = 9 and 1
 library takes the same kernel; how far a row is from the mean of m - 1's and m + 1's of its own (n, k); and
 how far rows are from what ``smoothing.py`` makes of all, between m = 9 and 15 and elsewhere. Of batched
 products in 32 bits: how far the time of one product is from that between the next smaller and the next larger
-batch of its own (m, n, k), for which a library takes the same kernel. Of ``measure-gpu``'s 100 shapes: how
+batch of its own (m, n, k), for which a library takes the same kernel; and how far off trees of the GPU's
+other rows are, whole (n, k) and single rows left out. Of ``measure-gpu``'s 100 shapes: how
 far off all others are by the parameters fitted to them, and with what they say of others as shipped; and what
 more shapes say, up to all but those judged, by ``smoothing.py``. Of 8-bit products: how far the model is off
 with parameters fitted to the GPU's own rows. Of bfloat16 products: how far off those of ``BETWEEN``
@@ -25,12 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.cost_accuracy import Options
+from benchmarks.boosting import boosted, product_columns
+from benchmarks.cost_accuracy import FOLDS, Options
 from benchmarks.cost_fits import drawn, fitted, own_times, stranger
 from benchmarks.cost_tables import Table, read_float, read_products
 from benchmarks.smoothing import PRODUCT, smooth
 from chakra_et import cli
 from chakra_et.cost.kernel_times import MODELS, KernelTimes, calibrated
+from chakra_et.errors import TraceError
 
 MORE = (400, 1600, 6400)
 """Shapes."""
@@ -63,6 +66,32 @@ def between_batches(table: Table) -> np.ndarray:
     share = np.log(batch[middle] / batch[low]) / np.log(batch[high] / batch[low])
     errors: np.ndarray = np.exp((1 - share) * each[low] + share * each[high] - each[middle]) - 1
     return errors
+
+
+def by_own_rows(table: Table) -> list[float]:
+    """Errors of batched products by trees of the table's others: whole (n, k) left out, and single rows."""
+    table = table.where(table.points[:, 0] > 1)
+    batch, points = table.points[:, 0], table.points[:, 1:4]
+    said = MODELS["float"].micros(table.gpu, fitted("float", table), table.points)
+    beyond = np.log(table.micros / said)
+    columns = [product_columns(points, table.gpu.units), np.log2(batch), np.log2(batch * points.prod(axis=1))]
+    for edge in (64, 128):
+        waves = batch * np.ceil(points[:, :2] / edge).prod(axis=1) / table.gpu.units
+        columns += [waves, waves / np.ceil(waves)]
+    seen, found = np.column_stack(columns), []
+    for groups in (
+        np.unique(points[:, 1:], axis=0, return_inverse=True)[1].reshape(-1),
+        np.arange(len(batch)),
+    ):
+        fold, logs = (
+            np.random.default_rng(0).permutation(groups.max() + 1)[groups] % FOLDS,
+            np.empty(len(batch)),
+        )
+        for at in range(FOLDS):
+            known = fold != at
+            logs[~known] = boosted(seen[known], beyond[known], groups[known], seen[~known])
+        found.append(float(np.abs(np.exp(logs - beyond) - 1).mean()))
+    return found
 
 
 def by_few(name: str, tables: Mapping[str, Table]) -> list[float]:
@@ -104,8 +133,12 @@ def between_columns(table: Table) -> float:
 
 
 def main() -> int:
-    """Print the tables."""
     options = cli.parse(Options, description=__doc__.splitlines()[0])
+    return cli.run(lambda: show(options), TraceError)
+
+
+def show(options: Options) -> None:
+    """Print the tables. Raises ``TraceError``."""
     print(
         "| GPU | m 9 to 15: neighbours apart | m between neighbours | m 9 to 15: from smoothed | elsewhere |"
     )
@@ -128,11 +161,12 @@ def main() -> int:
     print("\n| GPU | 8-bit products by parameters of its own |\n|---|---|")
     for table in narrow.values():
         print(f"| {table.gpu.name} | {own_parameters('8 bit', table):.1%} |", flush=True)
-    print("\n| GPU | batched products in 32 bits | a batch between its neighbours |\n|---|---|---|")
+    print("\n| GPU | batched products in 32 bits | a batch between its neighbours |", end="")
+    print(f" by trees of other rows, (n, k) left out | single rows left out |\n|{'---|' * 5}")
     for table in read_float(Path(options.given)).values():
-        errors = between_batches(table)
-        print(f"| {table.gpu.name} | {len(errors):,} | {np.abs(errors).mean():.1%} |", flush=True)
-    return 0
+        errors, by_trees = between_batches(table), by_own_rows(table)
+        shown = " | ".join(f"{each:.1%}" for each in (np.abs(errors).mean(), *by_trees))
+        print(f"| {table.gpu.name} | {len(errors):,} | {shown} |", flush=True)
 
 
 if __name__ == "__main__":
