@@ -8,7 +8,6 @@ its place in that, the message into it, and the units placed.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -188,7 +187,7 @@ class DynamicProgram:
         history = list(self._steps(bounds, first))
         rows, partitions = np.zeros((2, count, self.stages), dtype=int)
         units = np.full(count, self.units)
-        drawn = 0
+        noise = np.random.default_rng(0)  # the same numbers each time
         # Draws by the stage after, its key and the state before it.
         draws: dict[tuple[Key | None, int], np.ndarray] = {(None, 0): np.arange(count)}
         for stage in range(self.stages - 1, -1, -1):
@@ -209,8 +208,7 @@ class DynamicProgram:
                 each = [np.broadcast_to(s, shape) for (_, s), shape in zip(options, shapes, strict=True)]
                 sums = np.concatenate(each, axis=1)
                 if spread:
-                    sums = sums + spread * _noise(drawn, sums.shape) * (who > 0)[:, None]
-                    drawn += sums.size
+                    sums = sums + spread * noise.standard_exponential(sums.shape) * (who > 0)[:, None]
                 best = sums.argmin(axis=1)
                 if not np.isfinite(sums[np.arange(len(who)), best]).all():
                     return rows[:0], partitions[:0]
@@ -255,18 +253,6 @@ class DynamicProgram:
                 possible = (begin >= 0) & (begin < self.width)
                 placed = np.where(possible, values[0, origin][np.where(possible, begin, 0)], INF)
                 yield (key, origin), placed + sums.T
-
-
-def _noise(drawn: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Random numbers of mean 1 (exponential), the same ones each time; drawn: how many came before.
-
-    By SplitMix64 (Steele et al. 2014), as to load ``numpy.random`` takes longer than a small search draws.
-    """
-    bits = np.arange(drawn + 1, drawn + 1 + math.prod(shape), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    uniform = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
-    return np.asarray(-np.log1p(-uniform).reshape(shape))
 
 
 def by_size(table: np.ndarray) -> np.ndarray:
