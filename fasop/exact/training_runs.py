@@ -40,9 +40,10 @@ _PRECISIONS: dict[str, Precision] = {
     **{"NVFP4": "nvfp4", "unknown": "fp8", "amp_bf16": "mixed", "bf16": "mixed", "amp_fp8": "fp8"},
 }
 _SAME = {"LLAMA3_8B": "LLAMA3.1_8B", "LLAMA3_70B": "LLAMA3.1_70B", "LLAMA2_70B": "LLAMA3.1_70B"}
-# What modules are called whose activations are computed again.
+# What modules are called whose activations are computed again; Megatron-core's 'mlp' is that of the few
+# layers without experts.
 _AGAIN: dict[str, Again] = {
-    **{"mla_up_proj": "latent", "'mlp'": "experts", "'moe'": "experts", "core_attn": "elementwise"},
+    **{"mla_up_proj": "latent", "'moe'": "experts", "core_attn": "elementwise"},
     **{"layernorm": "elementwise", "moe_act": "elementwise", "selective AC": "operators"},
 }
 MOST_MISSING = 4  # layers that embedding and head may count as together
@@ -208,6 +209,10 @@ def _described(
         assumed.append("the settings of another release's recipe")
     elif model.experts and not settled:
         assumed.append("no recomputation and no CUDA graph, as its recipe isn't stated")
+    # Megatron-Bridge 0.1.0's recipes (scripts/performance/configs) without token drop; 25.09 states none.
+    is_dropless = "dropless" in notes and not settled
+    if is_dropless:
+        assumed.append("DeepEP beside computation, as its recipe isn't stated")
     engine = _ENGINES.get(row["source"], "mlperf")
     tp, pp, chunks, shards = count("tp"), count("pp"), count("vp"), count("dp_shard", 0)
     mbs, zero = count("mbs"), 3 if shards else 1
@@ -231,10 +236,10 @@ def _described(
         engine=engine,
         again=tuple(sorted({again for word, again in _AGAIN.items() if word in notes + modules})),
         cuda_graphs=_cuda_graphs(row, assumed),
-        fast_dispatch=bool(row.get("moe_flex_dispatcher_backend") or (recent and not settled)),
+        fast_dispatch=is_dropless or bool(row.get("moe_flex_dispatcher_backend") or (recent and not settled)),
         # Megatron-Bridge's recipes of dense models overlap it (tp_comm_overlap).
         overlap_tensor="async" in notes or engine == "megatron" and not model.experts,
-        overlap_tokens=row.get("moe_a2a_overlap") == "True",
+        overlap_tokens=is_dropless or row.get("moe_a2a_overlap") == "True",
         adapters=row.get("task") == "LoRA",
         unfused=("loss",) if engine == "torchtitan" and row.get("release", "") < _FUSED_LOSS else (),
     )
