@@ -47,6 +47,10 @@ NUDGE = 0.05  # of a constant's logarithm, by which its effect is measured
 ALONE, LEARNED = ", by constants alone", ", by layers that runs taught (as evaluate --rows)"
 MOST = 150  # runs of a group that weigh as much as each
 ROUNDS = 3  # of fits to what is linear in the logarithms
+# Constants of experts. Runs with experts set them alone once more; the others they move by a part of their
+# weight, as what is wrong with experts would be wrong with all runs.
+OF_EXPERTS = {"expert host", "experts: 8 bit", "experts: 16 bit", "tokens: exposed", "tokens: overlapped"}
+SHARE = 0.25
 
 
 @dataclass
@@ -107,11 +111,27 @@ def slopes(pairs: Pairs, values: Values) -> Slopes:
 
 
 def fitted(near: Slopes, measured: np.ndarray, of: np.ndarray, weights: np.ndarray) -> Values:
-    """Constants that suit some runs best, where their seconds are what the slopes say."""
+    """Constants that suit some runs best, where their seconds are what the slopes say; those of experts suit
+    runs with experts."""
     start = {name: prior(name)[0] for name in near.at}
     moving = [name for at, name in enumerate(near.at) if np.abs(near.each[of, at]).max(initial=0) > 1e-4]
     widths = {name: prior(name)[1] for name in moving}
-    return fit(lambda values: near.seconds(values, of), measured[of], start, widths, weights[of])
+    own = [at for at, name in enumerate(near.at) if name in OF_EXPERTS]
+    routed = np.abs(near.each[:, own]).max(axis=1) > 1e-4
+    shares = weights * np.where(routed, SHARE, 1.0)
+    values = fit(lambda values: near.seconds(values, of), measured[of], start, widths, shares[of])
+    of_experts = of & routed
+    if not of_experts.any():
+        return values
+    start = {name: start[name] if name in OF_EXPERTS else value for name, value in values.items()}
+    widths = {name: width for name, width in widths.items() if name in OF_EXPERTS}
+    return fit(
+        lambda values: near.seconds(values, of_experts),
+        measured[of_experts],
+        start,
+        widths,
+        weights[of_experts],
+    )
 
 
 def fit_all(pairs: Pairs, weights: np.ndarray) -> tuple[Values, Slopes]:

@@ -71,9 +71,9 @@ class Communication:
         return hop + size * BITS * seconds_per_bit
 
     @memo
-    def exchange(self, group: Group, size: float, copies: int, rings: int) -> float:
-        """Seconds in which each GPU of a group sends ``copies`` of each of its tokens, ``size`` bytes in all,
-        to others, an equal share to each.
+    def exchange(self, group: Group, size: float, copies: float, rings: int) -> float:
+        """Seconds in which each GPU of a group sends ``copies`` of each of its tokens on average, ``size``
+        bytes in all, to others, an equal share to each.
 
         rings: groups like this one that are active at once.
         """

@@ -164,8 +164,10 @@ def _feed_forward(model: Model, tp: int, tokens: int, options: Options, whole: i
             moved += wide
             back += _gradients(wide, options.adapters)
         # Router; tokens permuted before and after the experts, and sorted by expert after NCCL's exchange.
+        # DeepEP and HybridEP send a token to a rank once, where it is copied for each of its experts.
         sorts = 2 if 1 < ep < model.experts and not options.fast_dispatch else 1
-        router, permuted = Matmul(tokens, model.experts, h), [Moved(2 * sorts * routed * h)] * 2
+        sent = tokens * model.receivers(ep) if ep > 1 and options.fast_dispatch else routed
+        router, permuted = Matmul(tokens, model.experts, h), [Moved(sorts * (sent + routed) * h)] * 2
         moved += [router, *permuted]
         back += [*_gradients([router], options.adapters), *permuted]
     return Work((up, down, act, *moved), (*_gradients([up, down], options.adapters), act_back, *back))

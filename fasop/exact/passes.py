@@ -69,6 +69,8 @@ class Passes:
         options, tp, ep = self.options, group_size(tensor), max(group_size(experts), 1)
         units = self.units(tensor[0].gpu, tp, mbs, ep, len(tensor))
         once, passes = self.sum_seconds(tensor, mbs), np.array([units.forward, units.backward])
+        if ep > 1:
+            passes = passes + 2 * self.exchange_seconds(experts, tp, mbs) * self.layers
         if units.has_collectives:
             # A unit that was timed alone ends with its last collective. In a run the host launches the next
             # unit meanwhile, where launches set the pace.
@@ -76,10 +78,8 @@ class Passes:
         elif options.engine == "eager":  # vTrain adds collectives to layers that were timed without them
             forward, backward = with_host(passes, units.hosts) + once * self._sums
         else:
-            forward, backward = with_host(passes + once * self._sums, units.hosts)
-        if ep > 1:
-            routed = 2 * self.exchange_seconds(experts, tp, mbs) * self.layers
-            forward, backward = forward + routed, backward + routed
+            is_late = self.model.experts > 0
+            forward, backward = with_host(passes + once * self._sums, units.hosts, is_late)
         waits = self.context_seconds(context, tp, mbs, units.scores)
         forward, backward = forward + waits[0], backward + waits[1]
         if recompute == "full":
@@ -150,9 +150,10 @@ class Passes:
         """Seconds in which a layer's tokens go to their experts, or come back; 0 for a single rank."""
         model = self.model
         size = mbs * model.seq * model.hidden * self.options.activation_bytes / tp
-        return constant(constant_name("tokens", None, self.options)) * self.links.exchange(
-            experts, size, model.top_k, tp
-        )
+        ranks, is_fast = group_size(experts), self.options.fast_dispatch
+        copies = model.receivers(ranks) if is_fast and ranks > 1 else model.top_k
+        longer = constant(constant_name("tokens", None, self.options))
+        return longer * self.links.exchange(experts, size, copies, tp)
 
     @memo
     def _sharded(self, data: Group, tp: int, ep: int) -> tuple[np.ndarray, np.ndarray]:

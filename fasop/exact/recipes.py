@@ -26,11 +26,11 @@ from fasop.plans.options import NARROW, Options
 
 FILE = Path(__file__).parents[1] / "data" / "recipes.json"
 # What a constant is before any run was seen, and the standard deviation of its logarithm. Hosts: seconds per
-# kernel, with experts per layer.
+# kernel, and per expert of a layer, whose products and casts are started one by one.
 PRIORS = {
     **{"products": (1.0, 0.15), "products8": (1.0, 0.2), "experts": (1.0, 0.25), "unaligned": (3.0, 0.25)},
     **{"attention": (1.0, 0.4), "memory": (1.5, 0.5), "casts": (1.0, 0.25), "row casts": (3.0, 0.5)},
-    **{"host": (6e-5, 0.5), "expert host": (6e-3, 0.3), "tensor": (1.0, 0.3), "tokens": (1.0, 0.5)},
+    **{"host": (6e-5, 0.5), "expert host": (3e-4, 0.5), "tensor": (1.0, 0.3), "tokens": (1.0, 0.5)},
     **{"tensor: overlapped, megatron": (0.5, 0.5), "beside": (0.5, 0.5)},
     # PyTorch's own reaches 35% of H100's peak (chakra_et/cost/operator_times.json), FlashAttention-3 65%.
     "attention: Hopper, torchtitan": (1.87, 0.15),
@@ -54,7 +54,9 @@ MEMORY_SHARE = 0.67
 # Bytes per second that are assumed, as no published run has set them: of copies between a GPU and its host, a
 # direction (PCIe 4.0 × 16), and of the memory of a host with two sockets.
 HOST_LINK, HOST_MEMORY = 25e9, 250e9
-_SHARP = 4  # exponent by which kernels and host are joined: the larger, the nearer to the slower of the two
+# Exponents by which kernels and host are joined: the larger, the nearer to the slower of the two. With
+# experts the host waits in each layer for the counts of their tokens, so that it can't run far ahead.
+_SHARP = {False: 4, True: 2}
 _NARROWER = 0.6  # exponent of a peak: at twice that of 16 bits, products in 8 bits reach 0.76 of its share
 _CAST_BYTES = 4  # per number of an operand: read in 16 bits, written in 8, along both sides
 
@@ -163,29 +165,31 @@ def guessed(gpu: Gpu, model: Model, options: Options) -> list[str]:
 
 def host_seconds(model: Model, tp: int, mbs: int, options: Options, ep: int = 1) -> np.ndarray:
     """Seconds in which a host starts the kernels of each unit's forward and backward pass [2, unit], of
-    tensor-parallel sums too; of layers with experts, all of them together.
+    tensor-parallel sums and of each expert of this rank too.
     """
     if options.cuda_graphs is True:
         return np.zeros((2, len(model.kinds)))
     work = {kind: unit_work(model, kind, tp, mbs, options, ep) for kind in set(model.kinds)}
     kernels = np.array([[len(passes) for passes in work[kind][:2]] for kind in model.kinds]).T
+    is_layer = np.array([kind in "TD" for kind in model.kinds])
     collectives = tensor_sums(model) * (tp > 1 and options.engine != "eager")
+    collectives = collectives + 2 * (ep > 1) * is_layer  # tokens to their experts, and back
     seconds = constant("host") * (kernels + collectives)
     if model.experts:
-        seconds = np.outer((1 / 3, 2 / 3), [constant("expert host") * (kind != "E") for kind in model.kinds])
+        modules = np.array([model.mtp if kind == "P" else kind in "TD" for kind in model.kinds])
+        held = max(model.experts // ep, 1) * modules
+        seconds = seconds + np.outer((1 / 3, 2 / 3), constant("expert host") * held)
     if options.cuda_graphs == "layer":
-        is_layer = np.array([kind in "TD" for kind in model.kinds])
-        collectives = collectives + 2 * (ep > 1) * is_layer  # tokens to their experts, and back
         launches = np.where(is_layer, 1, kernels)
         seconds = seconds * (launches + collectives) / (kernels + collectives)
     return seconds
 
 
-def with_host(seconds: np.ndarray, hosts: np.ndarray) -> np.ndarray:
-    """Seconds of kernels that a host starts while those before them run."""
+def with_host(seconds: np.ndarray, hosts: np.ndarray, waits: bool = False) -> np.ndarray:
+    """Seconds of kernels that a host starts while those before them run; waits: for the GPU in each layer."""
     if not hosts.any():
         return seconds
-    return (seconds**_SHARP + hosts**_SHARP) ** (1 / _SHARP)
+    return (seconds ** _SHARP[waits] + hosts ** _SHARP[waits]) ** (1 / _SHARP[waits])
 
 
 def update_seconds(gpu: Gpu, options: Options, gpus: int) -> float:

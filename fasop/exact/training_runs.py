@@ -50,6 +50,9 @@ MOST_MISSING = 4  # layers that embedding and head may count as together
 _FUSED_LOSS = "2025"  # from this release on torchtitan compiles the loss, too
 _SINGLE = "2025-05"  # from this release on micro-batches of torchtitan's pipelines are single sequences
 _OFTEN = "26"  # from this release on recipes send tokens by DeepEP or HybridEP
+# Megatron-Bridge 0.1.0's recipes (scripts/performance/configs), which its rows of 25.09 don't state: dropless
+# ones send tokens by DeepEP beside computation, and of those that drop tokens these capture whole iterations.
+_CAPTURED = {("Qwen3_30B_a3B", "B200"), ("Qwen3_30B_a3B", "GB200"), ("Qwen3_235B_a22B", "GB200")}
 # Hidden size, layers, heads and vocabulary (NeuSight, scripts/asplos/data/DLmodel_configs).
 _STEPS = {
     **{"bert_large": (1024, 24, 16, 30522), "gpt2_large": (1280, 36, 20, 50257)},
@@ -208,11 +211,10 @@ def _described(
     if settled and settled != "recipe":
         assumed.append("the settings of another release's recipe")
     elif model.experts and not settled:
-        assumed.append("no recomputation and no CUDA graph, as its recipe isn't stated")
-    # Megatron-Bridge 0.1.0's recipes (scripts/performance/configs) without token drop; 25.09 states none.
+        assumed.append(
+            "no recomputation and the dispatcher and graphs of its time, as its recipe isn't stated"
+        )
     is_dropless = "dropless" in notes and not settled
-    if is_dropless:
-        assumed.append("DeepEP beside computation, as its recipe isn't stated")
     engine = _ENGINES.get(row["source"], "mlperf")
     tp, pp, chunks, shards = count("tp"), count("pp"), count("vp"), count("dp_shard", 0)
     mbs, zero = count("mbs"), 3 if shards else 1
@@ -250,7 +252,8 @@ def _described(
 
 def _cuda_graphs(row: Mapping[str, str], assumed: list[str]) -> CudaGraphs:
     impl, scope = row.get("cuda_graph_impl") or "none", row.get("cuda_graph_scope") or ""
-    if "full_iteration" in impl + scope:
+    drops = "tokendrop" in (row.get("notes") or "") and not row.get("settings")
+    if "full_iteration" in impl + scope or drops and (row["model"], row["gpu"]) in _CAPTURED:
         return "full"
     modules = set(re.findall(r"\w+", scope))
     if impl == "none":

@@ -152,6 +152,10 @@ class Model:
         """Of a layer, biases not counted."""
         return sum(outputs * inputs for outputs, inputs in self.projections())
 
+    def receivers(self, ranks: int) -> float:
+        """How many of the ranks that share a layer's experts hold some of a token's, on average."""
+        return ranks * (1 - (1 - 1 / ranks) ** self.top_k)
+
     @property
     def ffn_width(self) -> int:
         return self.ffn or 4 * self.hidden

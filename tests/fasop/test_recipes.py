@@ -250,13 +250,17 @@ def test_dense_parts_that_are_computed_again_are_no_experts(tmp_path: Path) -> N
     assert [run.options.again for run, _ in found] == [(), ("experts",)]
 
 
-def test_a_dropless_run_of_release_25_09_is_that_of_its_recipe(tmp_path: Path) -> None:
+def test_runs_of_release_25_09_are_those_of_its_recipes(tmp_path: Path) -> None:
     experts = {"model": "Qwen3_30B_a3B", "release": "25.09", "num_gpus": "8", "ep": "8"}
     experts |= {"tp": "1", "pp": "1", "vp": ""}
-    rows = [experts | {"notes": notes} for notes in ("dropless", "tokendrop", "")]
-    found = list(expressible(read_runs(table(tmp_path, *rows))))
-    ways = [(run.options.fast_dispatch, run.options.overlap_tokens) for run, _ in found]
-    assert ways == [(True, True), (False, False), (False, False)]
+    stated = {"settings": "recipe", "notes": "tokendrop", "mbs": "2"}
+    rows = [{"gpu": "B200", "notes": "tokendrop"}, {"gpu": "B200", "notes": "dropless"}]
+    rows += [{"gpu": "H100", "notes": "tokendrop"}, {"gpu": "B200", **stated}, {"gpu": "B200"}]
+    found = list(expressible(read_runs(table(tmp_path, *(experts | row for row in rows)))))
+    options = [run.options for run, _ in found]
+    assert [each.cuda_graphs for each in options] == [True, False, False, False, False]
+    assert [each.fast_dispatch for each in options] == [False, True, False, False, False]
+    assert [each.overlap_tokens for each in options] == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +351,7 @@ def test_layers_that_recipes_compute_again_or_offload_are_read(tmp_path: Path) -
 def test_runs_that_ran_fit_into_their_gpus() -> None:
     """Those with a stated recipe, and MLPerf's; 12 of them were predicted to need up to 2.3 times as much.
 
-    The worst computes its three dense layers' feed-forward parts again, which counts as no recomputation.
+    The worst computes its few dense layers again, which counts as no recomputation.
     """
     truth = shared_path("data/truth", "training_runs.csv")
     known = [

@@ -381,6 +381,20 @@ def test_a_plan_with_experts_on_several_ranks_is_evaluated_as_it_was_planned() -
         assert found.memory == pytest.approx(max(plan.stage_memory), rel=1e-9)
 
 
+def test_a_token_goes_once_to_each_rank_that_has_some_of_its_experts() -> None:
+    model = replace(Model("moe", 1024, 1024, 2, 1000, 16, 16, experts=8), top_k=2)
+    pairs = [(one, two) for one in range(4) for two in range(4)]  # ranks of a token's two experts
+    assert model.receivers(4) == pytest.approx(sum(len({*pair}) for pair in pairs) / len(pairs))
+    assert model.receivers(1) == 1
+    cluster = Cluster("one", 4, (A100,), (1,))
+    times = []
+    for fast in (False, True):
+        options = Options(fast_dispatch=fast)
+        passes = Passes(model, Compute([], model, options), Communication(cluster), options)
+        times.append(passes.exchange_seconds((Part(0, A100.name, 4),), 1, 64))
+    assert times[1] / times[0] == pytest.approx(model.receivers(4) / 2, rel=0.02)
+
+
 def test_graphs_of_layers_leave_a_launch_for_each_pass_and_collective() -> None:
     model = Model("m", 256, 128, 2, 1000, 8, 8)
     ways: list[CudaGraphs | bool] = ["none", "layer", "full", True]
@@ -391,7 +405,8 @@ def test_graphs_of_layers_leave_a_launch_for_each_pass_and_collective() -> None:
     assert none[:, 1] == pytest.approx([16, 22]) and layer[:, 1] == pytest.approx([3, 3])
     assert layer[:, [0, -1]] == pytest.approx(none[:, [0, -1]]) and not full.any() and not same.any()
     experts, options = replace(model, experts=8), Options(cuda_graphs="layer")
-    kernels = len(unit_work(experts, "T", 1, 1, options, 2).forward)
-    whole = recipes.constant("expert host") / 3
+    launches = len(unit_work(experts, "T", 1, 1, options, 2).forward) + 2  # with two exchanges
+    whole = recipes.constant("host") * launches + recipes.constant("expert host") * 4 / 3  # of 4 experts
+    assert recipes.host_seconds(experts, 1, 1, Options(), 2)[0, 1] == pytest.approx(whole)
     sent = recipes.host_seconds(experts, 1, 1, options, 2)[0, 1]
-    assert sent == pytest.approx(whole * 3 / (kernels + 2))  # with two exchanges
+    assert sent == pytest.approx(whole * 3 / launches)

@@ -78,4 +78,4 @@ def test_operators_are_slowed_beside_the_transfers_of_the_new_run() -> None:
     for micros in (1, 50, 120):
         assert after(micros) == pytest.approx(1 + 300 + 100 + 65 + micros / 3 + 10, abs=0.01)
     assert after(400) == 1 + 300 + 400 + 10
-    assert "take 33% of the time" in " ".join(predict(two_ranks(), [_Transfers(1)]).notes)
+    assert "lose 33% of that time" in " ".join(predict(two_ranks(), [_Transfers(1)]).notes)

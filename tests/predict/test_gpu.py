@@ -168,7 +168,7 @@ def test_odd_rows_that_lie_along_k_are_loaded_in_more_lines() -> None:
     across, along = (H100.micros(replace(odd, along=(each, each))) for each in (False, True))
     assert 1.5 < along / across < 2
     times = [H100.micros(replace(odd, product=(batch, 128, 128, 4096))) for batch in (265, 397, 529)]
-    assert times[0] == pytest.approx(times[1], rel=0.01) and times[2] > 1.4 * times[1]
+    assert times[0] == pytest.approx(times[1], rel=0.03) and times[2] > 1.4 * times[1]
 
 
 def test_copies_past_the_registers_take_as_long_in_both_directions() -> None:
