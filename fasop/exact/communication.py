@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from chakra_et.cost.topology import COLLECTIVE_START, HOP_NS, INTER_LOSS, INTRA_LOSS
 from fasop.inputs.clusters import Cluster
 from fasop.memo import memo
@@ -27,8 +29,8 @@ class Communication:
         self.cluster = cluster
         self._gpus = {gpu.name: gpu for gpu in cluster.gpus}
 
-    def between(self, one: str, two: str) -> tuple[float, float]:
-        """bit/s, and seconds of latency of a message, between two nodes of these types.
+    def between(self, one: str, two: str, size: float) -> tuple[float, float]:
+        """bit/s and seconds of latency of a message of ``size`` bytes between two nodes of these types.
 
         A link of its own in the cluster file is taken to give what messages reach, the types' bandwidths what
         the network is sold for.
@@ -38,7 +40,12 @@ class Communication:
         if link is None:
             sold = min(a.inter_bandwidth, b.inter_bandwidth)
             return sold / INTER_LOSS, max(a.inter_latency, b.inter_latency)
-        return link.bandwidth, max(link.latency, a.inter_latency, b.inter_latency)
+        bandwidth = link.bandwidth
+        if link.points:
+            # Interpolated over the logarithm of the size.
+            sizes, rates = zip(*link.points, strict=True)
+            bandwidth = float(np.interp(math.log(max(size, 1e-9)), np.log(sizes), rates))
+        return bandwidth, max(link.latency, a.inter_latency, b.inter_latency)
 
     @memo
     def collective(self, group: Group, size: float, rings: int = 1, reduces: bool = True) -> float:
@@ -47,17 +54,19 @@ class Communication:
 
         rings: groups like this one that are active at once, each with as many GPUs in the same nodes.
         """
-        begin, per_byte = self.ring(group, rings, reduces)
+        begin, per_byte = self.ring(group, size, rings, reduces)
         return begin + size * per_byte
 
     @memo
-    def ring(self, group: Group, rings: int, reduces: bool) -> tuple[float, float]:
-        """Seconds until a ring collective begins and for its hops, and seconds per byte."""
+    def ring(self, group: Group, size: float, rings: int, reduces: bool) -> tuple[float, float]:
+        """Seconds until a ring collective begins and for its hops, and seconds per byte, for sizes near
+        ``size``.
+        """
         n = group_size(group)
         if n < 2:
             return 0.0, 0.0
         passes = (2 if reduces else 1) * (n - 1)
-        seconds_per_bit, hop = self._slowest(group, rings)
+        seconds_per_bit, hop = self._slowest(group, size / n, rings)
         return COLLECTIVE_START + passes * hop, passes * BITS / n * seconds_per_bit
 
     @memo
@@ -67,7 +76,7 @@ class Communication:
         """
         # Over each node's network one GPU of a ring sends.
         edges = group if len(group) == 1 else tuple(part._replace(gpus=1) for part in group)
-        seconds_per_bit, hop = self._slowest(edges, rings)
+        seconds_per_bit, hop = self._slowest(edges, size, rings)
         return hop + size * BITS * seconds_per_bit
 
     @memo
@@ -88,7 +97,7 @@ class Communication:
             hop = max(hop, gpu.intra_latency or HOP)
             for other in group:
                 if other.node != part.node:
-                    bandwidth, latency = self.between(part.gpu, other.gpu)
+                    bandwidth, latency = self.between(part.gpu, other.gpu, size / n)
                     # A node gets each token once, and sends it on.
                     sent = min(copies * (n - part.gpus) / n, len(group) - 1, NEAR_NODES)
                     outside = size * sent * rings * part.gpus
@@ -96,7 +105,7 @@ class Communication:
                     hop = max(hop, latency or HOP)
         return COLLECTIVE_START + (n - 1) * hop + seconds
 
-    def _slowest(self, group: Group, rings: int) -> tuple[float, float]:
+    def _slowest(self, group: Group, size: float, rings: int) -> tuple[float, float]:
         """Seconds per bit over the slowest link of a ring, and the longest latency."""
         seconds, hop = 0.0, 0.0
         for part in group:
@@ -110,7 +119,7 @@ class Communication:
                 hop = max(hop, gpu.intra_latency or HOP)
         if len(group) > 1:
             for part, other in zip(group, (*group[1:], group[0]), strict=True):
-                bandwidth, latency = self.between(part.gpu, other.gpu)
+                bandwidth, latency = self.between(part.gpu, other.gpu, size)
                 for end in (part, other):
                     gpu = self._gpus[end.gpu]
                     if gpu.gpu_bandwidth:
@@ -133,7 +142,7 @@ class Communication:
             return share * BITS * INTRA_LOSS / gpu.intra_bandwidth + gpu.intra_latency
         seconds = 0.0
         for one, two in _crossings(source, target):
-            bandwidth, latency = self.between(one.gpu, two.gpu)
+            bandwidth, latency = self.between(one.gpu, two.gpu, size / senders)
             load = 0.0
             for end, group in ((one, source), (two, target)):
                 gpu = self._gpus[end.gpu]

@@ -239,7 +239,7 @@ class Passes:
         # Where the stage has but a part of a node between others, its neighbour reduces over the same link.
         sizes = [self.links.cluster.size(self.links.cluster.gpu(part.gpu)) for part in data]
         shared = len(data) > 1 and any(part.gpus * tp < size for part, size in zip(data, sizes, strict=True))
-        begin, per_byte = self.links.ring(data, tp * (1 + shared), reduces)
+        begin, per_byte = self.links.ring(data, float(size.max(initial=0.0)), tp * (1 + shared), reduces)
         return np.where(size > 0, begin + size * per_byte, 0.0)
 
 

@@ -63,12 +63,14 @@ class Gpu:
 class Link:
     """What nodes of two GPU types can exchange, where it is not what each can send.
 
-    bandwidth: bit/s between two nodes; latency: seconds per message.
+    bandwidth: bit/s between two nodes; latency: seconds per message; points: (bytes
+    of a message, bit/s), where the bandwidth depends on the size.
     """
 
     between: tuple[str, str]
     bandwidth: kinds.Bandwidth
     latency: kinds.Latency = 0.0
+    points: tuple[tuple[kinds.MessageSize, kinds.Bandwidth], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ def check_gpus(degrees: str, cluster: Cluster, placement: Sequence[str], needed:
 
 GPU_KINDS = {key: kind for key, kind in kinds_of(Gpu).items() if key != "name"}
 GPU_KINDS["gpu_bandwidth"] = kinds.Bandwidth  # 0 is "not given" in ``Gpu``; a file leaves it out instead
+LINK_KINDS = {key: kind for key, kind in kinds_of(Link).items() if key != "points"}
 
 
 def load_clusters(name_or_path: str) -> list[Cluster]:
@@ -267,7 +270,7 @@ def _links(where: str, entries: Any, gpus: list[Gpu]) -> tuple[Link, ...]:
     found = []
     for index, entry in enumerate(entries):
         at = f"{where}: link {index}"
-        link = Link(**read_settings(at, entry, kinds_of(Link), ["between", "bandwidth"]))
+        link = Link(**read_settings(at, entry, LINK_KINDS, ["between", "bandwidth"]))
         for end in link.between:
             if end not in known:
                 raise PlanError(f"{at}: between: no GPU type {end!r}: {nearest(end, known)}")

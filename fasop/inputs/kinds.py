@@ -34,6 +34,7 @@ Bandwidth = Annotated[
 BandwidthOrZero = Annotated[float, Meta(ge=0, le=1e18, description="bit/s")]
 Latency = Annotated[float, Meta(ge=0, le=1, description="seconds per message", examples=["10 µs is 1e-5"])]
 Speed = Annotated[float, Meta(ge=1e-3, le=1e3, description="times as fast", examples=["2.2"])]
+MessageSize = Annotated[float, Meta(ge=1, le=1e12, description="bytes per message", examples=["1 MB is 1e6"])]
 StepSeconds = Annotated[float, Meta(ge=1e-6, le=1e6, description="seconds per step", examples=["1.402"])]
 
 # Of files that commands write; their bounds keep what is computed of them finite.

@@ -39,12 +39,12 @@ def test_groups_gather_within_a_node_and_sum_between_them() -> None:
     gather, reduce = Passes(MODEL, Compute([], MODEL, options), links, options)._sharded(data, 1, 1)
     assert first(data, 12) == (data[0], Part(1, "H100", 4))
     size = parameters(MODEL, 1)[0] * 2
-    begin, per_byte = links.ring(data[:1], 1, False)
+    begin, per_byte = links.ring(data[:1], float(size.max()), 1, False)
     np.testing.assert_allclose(gather, begin + size * per_byte)
     # One GPU of each node sums its eighth with its like in the others, as the other seven do beside it.
     between = tuple(Part(node, "H100", 1) for node in range(4))
-    more, each = links.ring(between, 8 * 2, True)
-    slack = links.ring(between, 8, True)
+    more, each = links.ring(between, float(size.max()) / 8, 8 * 2, True)
+    slack = links.ring(between, float(size.max()) / 8, 8, True)
     assert (reduce - gather <= more + size / 8 * each + 1e-12).all()
     assert (reduce - gather >= slack[0] + size / 8 * slack[1] - 1e-12).all()
 

@@ -13,7 +13,7 @@ from fasop.errors import PlanError
 from fasop.exact.communication import INTER_LOSS, Communication
 from fasop.exact.memory import parameters
 from fasop.inputs.clusters import PRESETS as CLUSTER_PRESETS
-from fasop.inputs.clusters import load_clusters
+from fasop.inputs.clusters import Link, load_clusters
 from fasop.inputs.costs import CostFile, Entry, read_costs, write_costs
 from fasop.inputs.models import PRESETS as MODEL_PRESETS
 from fasop.inputs.models import find_model
@@ -259,8 +259,12 @@ def test_nodes_of_several_sizes_and_links(tmp_path: Path) -> None:
     (cluster,) = load_clusters(str(path))
     assert cluster.gpu_count == 40 and [cluster.size(gpu) for gpu in cluster.gpus] == [8, 4]
     links = Communication(cluster)
-    assert links.between("H100", "A100") == (5e9, 0.03)
-    assert links.between("H100", "H100")[0] == pytest.approx(3200e9 / INTER_LOSS)
+    assert links.between("H100", "A100", 1e6) == (5e9, 0.03)
+    assert links.between("H100", "H100", 1e6)[0] == pytest.approx(3200e9 / INTER_LOSS)
+    # Where a link has rates by the size, they follow its logarithm.
+    curve = Link(("A100", "A100"), 300e9, points=((1e6, 100e9), (16e6, 300e9)))
+    links = Communication(replace(cluster, links=(curve,)))
+    assert [links.between("A100", "A100", size)[0] for size in (1e5, 4e6, 1e9)] == [100e9, 200e9, 300e9]
     assert cluster.hosts()[:2] == [("node0", "H100"), ("node1", "H100")]
     assert cluster.assigned(("A100", "H100", "A100")) == ["left", "node0", "right"]
 
