@@ -37,7 +37,7 @@ from chakra_et.et import record
 from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.et.skeleton import read_skeleton, write_skeleton
 from chakra_et.files import scratch_folder, write_json
-from chakra_et.names import RunFiles
+from chakra_et.names import SKELETON, RunFiles
 from chakra_et.ranks.contract import contract
 from chakra_et.simulate.run import make_run
 
@@ -154,7 +154,7 @@ MADE = 64
 def make_rank(job: tuple[RunFiles, int, int, int]) -> tuple[int, int]:
     """Nodes of a rank and of its skeleton, which is written."""
     run, rank, world, steps = job
-    path = run.skeleton_file(rank)
+    path = run.et_file(rank).with_suffix(SKELETON)
     if rank >= MADE:
         return copy_rank(run, rank)
     made = Rank(rank, rank)
@@ -168,7 +168,7 @@ def make_rank(job: tuple[RunFiles, int, int, int]) -> tuple[int, int]:
 
 def copy_rank(run: RunFiles, rank: int) -> tuple[int, int]:
     """As ``make_rank``, from the skeleton of one of the first ranks."""
-    like = read_skeleton(run.skeleton_file(rank % MADE))
+    like = read_skeleton(run.et_file(rank % MADE).with_suffix(SKELETON))
     work, noise = like.types < NodeType.COMM_SEND, np.random.default_rng(rank)
     micros = like.duration_micros.astype(float)
     micros[work] *= noise.lognormal(0, 0.03, int(work.sum())) * (1.3 if rank % 1000 == 500 else 1.0)
@@ -181,7 +181,7 @@ def copy_rank(run: RunFiles, rank: int) -> tuple[int, int]:
         attributes={**like.attributes, "pg_name": renamed},
         metadata={**like.metadata, "rank": rank},
     )
-    write_skeleton(run.skeleton_file(rank), made)
+    write_skeleton(run.et_file(rank).with_suffix(SKELETON), made)
     return int(like.metadata["skeleton_of"]), len(made)
 
 
@@ -227,7 +227,7 @@ def main() -> int:
             run = RunFiles(folder, f"job{world}")
             there = run.report_file.exists()
             full, kept = (0, 0) if there else make_job(folder, world, config.steps)
-            size = sum(run.skeleton_file(rank).stat().st_size for rank in range(world))
+            size = sum(run.et_file(rank).with_suffix(SKELETON).stat().st_size for rank in range(world))
             for question in config.only:
                 arguments, limit = QUESTIONS[question]
                 wall, cpu, memory = ask(arguments, str(folder / run.name))

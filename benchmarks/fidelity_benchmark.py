@@ -125,7 +125,7 @@ def replayed(prefix: Path, semantics: str) -> list[dict]:
     config = replay.ReplayConfig(names=(str(prefix),), semantics=semantics)
     (job,) = find_rank_sets(config.names)
     reports, _ = replay.run(job, config)
-    return [rank.as_json() for rank in reports[semantics]]
+    return reports[semantics]
 
 
 if __name__ == "__main__":
