@@ -47,9 +47,10 @@ NUDGE = 0.05  # of a constant's logarithm, by which its effect is measured
 ALONE, LEARNED = ", by constants alone", ", by layers that runs taught (as evaluate --rows)"
 MOST = 150  # runs of a group that weigh as much as each
 ROUNDS = 3  # of fits to what is linear in the logarithms
-# Constants of experts. Runs with experts set them alone once more; the others they move by a part of their
-# weight, as what is wrong with experts would be wrong with all runs.
+# Constants of experts.
 OF_EXPERTS = {"expert host", "experts: 8 bit", "experts: 16 bit", "tokens: exposed", "tokens: overlapped"}
+# For constants that other runs have, too, runs with experts count by this share of their weight, as errors of
+# the model of experts would spoil those; those of experts are then fitted to the runs with experts alone.
 SHARE = 0.25
 
 
