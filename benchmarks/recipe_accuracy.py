@@ -118,7 +118,7 @@ def fitted(near: Slopes, measured: np.ndarray, of: np.ndarray, weights: np.ndarr
     moving = [name for at, name in enumerate(near.at) if np.abs(near.each[of, at]).max(initial=0) > 1e-4]
     widths = {name: prior(name)[1] for name in moving}
     own = [at for at, name in enumerate(near.at) if name in OF_EXPERTS]
-    routed = np.abs(near.each[:, own]).max(axis=1) > 1e-4
+    routed = np.abs(near.each[:, own]).max(axis=1, initial=0) > 1e-4
     shares = weights * np.where(routed, SHARE, 1.0)
     values = fit(lambda values: near.seconds(values, of), measured[of], start, widths, shares[of])
     of_experts = of & routed

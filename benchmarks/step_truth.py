@@ -31,7 +31,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -126,7 +126,10 @@ def worker(name: str, size: int, folder: str, traced: bool, by_module: bool, in_
         dist.destroy_process_group()
 
 
-def launch(name: str, size: int, folder: Path, traced: bool, by_module: bool, in_turns: bool) -> Any:
+def launch(
+    name: str, size: int, folder: Path, traced: bool, by_module: bool, in_turns: bool
+) -> tuple[subprocess.Popen[bytes], IO[str]]:
+    """Start a run; what it prints goes into the file."""
     from benchmarks.step_truth_scripts import RANKS
 
     flags = [str(int(flag)) for flag in (traced, by_module, in_turns)]

@@ -1,9 +1,8 @@
 """Memory for the profiler, so that it takes none from the program's tensors.
 
 The profiler's events are allocated between freed tensors, so that malloc can't join these, and the next large
-tensors get new pages. A step of 100 ms had 2,000 to 9,000 page faults that it doesn't have without the
-profiler. Therefore the heap gets contiguous free memory before each recorded step, as much as it had free
-before the first.
+tensors get new pages. The profiler added 2,000 to 9,000 page faults to a step of 100 ms. Therefore the heap
+gets contiguous free memory before each recorded step, as much as it had free before the first.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class NcclNode:
         return self._at(chosen, size, below) ** (1 - share) * self._at(chosen, size, above) ** share + more
 
     def message(self, size: float, outer: Dimension | None = None) -> float:
-        """ns of a message between two GPUs of a node: that of an all-to-all of twice its bytes."""
+        """ns of a message between two GPUs of a node, as many as an all-to-all of twice its bytes takes."""
         within = CollectiveType.ALL_TO_ALL, 2 * size, 2
         return message_between(size, outer) if outer else float(self.time(*within))
 

@@ -7,8 +7,8 @@ as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence (``c
 is called as in ``fasop/plans/options.py``; ``schedule: zero-bubble`` splits the backward pass; what isn't set
 is as in ``plan``, by whether the model has measured costs on these GPUs. Stages that differ are listed
 instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each replica is a
-tensor-parallel group, on a node of its own unless ``node`` names one. ``measured``: seconds of a step of a
-run, for comparison.
+tensor-parallel group. It has a node to itself unless ``node`` names one. ``measured``: seconds that a step of
+a run took, for comparison.
 """
 
 from __future__ import annotations
