@@ -137,7 +137,8 @@ def launch(
     if RANKS[name] > 1:
         ranks = f"--nproc_per_node={RANKS[name]}"
         own = ["-m", "torch.distributed.run", "--standalone", ranks, *own]
-    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
     # glibc gives memory back and takes it again, at random: 0 to 18,000 page faults, 0 to 25 ms, per step.
     settings |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11)}
     errors = (folder / f"errors{int(traced)}").open("w+")
@@ -177,6 +178,7 @@ def measure(name: str, size: int, clock: str) -> tuple[float, ...]:
     """ms: untraced step of a process of its own; the graph's, the timed and the structure step; the untraced
     step of the traced process. And page faults of rank 0 in an untraced step and in a timed one."""
     from chakra_et.convert.pair import PairOptions
+    from chakra_et.convert.recording_cost import recorder_rows
     from chakra_et.convert.runs import convert_sets
     from chakra_et.et import file as et_file
     from chakra_et.traces.device import load
@@ -201,7 +203,8 @@ def measure(name: str, size: int, clock: str) -> tuple[float, ...]:
             if clock == "cpu":  # what was taken off in all threads
                 own = trace.attributes.get("recorded_micros")  # absent where nothing was taken off
                 left = trace.duration_micros.astype(np.int64)
-                taken = int((own.values - left[own.rows]).sum()) if own else 0
+                inside = ~np.isin(own.rows, recorder_rows(trace)) if own else slice(0)  # of the timed steps
+                taken = int((own.values - left[own.rows])[inside].sum()) if own else 0
             else:
                 ends = [trace.metadata_int(f"{of}_end_micros") or 0 for of in ("recorded", "measured")]
                 taken = ends[0] - ends[1]

@@ -74,8 +74,12 @@ class Recorder:
         self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
         self.structure = self.first - 1 if warmup_steps else self.first
         self.steps: list[tuple[float, float]] = []
-        # A profiler that prepares early notices one that another part of the program has prepared.
-        self.prepared = max(min(wait_steps, self.structure - 1), 0)
+        # A profiler that prepares early notices one that another part of the program has prepared. With a GPU
+        # it slows the program down from then on, and the structure step may be slow.
+        early = max(min(wait_steps, self.structure - 1), 0)
+        self.prepared = self.structure if torch.cuda.is_available() else early
+        self._untraced_from = max(1, self.prepared // 2)
+        self._marks: dict[int, tuple[float, float]] = {}
         self._plain_us: dict[str, float] = {}
         self._recorded_us: dict[str, float] = {}
         self._polling: list[int] = []
@@ -165,14 +169,28 @@ class Recorder:
         """Write into the device trace what the conversion needs to find the untraced times."""
         facts = {
             "structure_step": self.structure,
-            "untraced_steps": self.prepared if torch.cuda.is_available() else self.structure,
+            "untraced_steps": len(self.untraced),
             "step_us": [[round(wall * 1e6, 3), round(cpu * 1e6, 3)] for wall, cpu in self.steps],
+            "untraced_total_us": self._untraced_total(),
             "plain_us": self._plain_us,
             "recorded_us": self._recorded_us,
             "passes": PASSES,
             "launches": LAUNCHES,
         }
         self._profiler.add_metadata_json("chakra_et", json.dumps(facts))
+
+    @property
+    def untraced(self) -> list[tuple[float, float]]:
+        """The steps without a profiler."""
+        return self.steps[: self.structure]
+
+    def _untraced_total(self) -> list[float] | None:
+        """How many untraced steps count, and what they took together; with a GPU only."""
+        if len(self._marks) < 2:
+            return None
+        begin, end = (self._marks[at] for at in (self._untraced_from, self.prepared))
+        taken = [round((b - a) * 1e6, 3) for a, b in zip(begin, end, strict=True)]
+        return [self.prepared - self._untraced_from, *taken]
 
     def _require_session(self) -> None:
         if self._taken:
@@ -200,9 +218,13 @@ class Recorder:
 
     def _settle_device(self) -> None:
         # Kernels in flight when recording begins would be recorded without the calls that launched them, and
-        # those of the structure step aren't converted.
-        if len(self.steps) in (self.structure, self.structure + 1) and torch.cuda.is_available():
+        # those of the structure step aren't converted. The host runs ahead of the device, so that only what
+        # some steps take together, with all of their kernels, tells how long one takes.
+        at, measured = len(self.steps), (self._untraced_from, self.prepared)
+        if torch.cuda.is_available() and at in (self.structure, self.structure + 1, *measured):
             torch.cuda.synchronize()
+            if at in measured:
+                self._marks[at] = self._now()
 
     def _make_profiler(self) -> profile:
         activities = [ProfilerActivity.CPU]

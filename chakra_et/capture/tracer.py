@@ -280,7 +280,7 @@ class ChakraTracer:
 
     def _record(self, reason: str | None, report: PairReport, entries: dict[str, Any]) -> dict[str, Any]:
         whole = range(self.first, min(self.steps_done, self.end))
-        untraced = enumerate(self._recorder.steps[: self._recorder.structure])
+        untraced = enumerate(self._recorder.untraced)
         return {
             "rank": self.rank,
             "host": socket.gethostname(),

@@ -8,39 +8,30 @@ from __future__ import annotations
 
 import gc
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from chakra_et import files, jobs
-from chakra_et.arrays import give_back, rows_by_value
-from chakra_et.convert.emit import emit, whole_micros
+from chakra_et.arrays import give_back
+from chakra_et.convert.emit import emit
 from chakra_et.convert.graph import link
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.communication import group_number
 from chakra_et.convert.graph.dependencies import find_dependencies
 from chakra_et.convert.graph.linked import check_complete, link_rank
+from chakra_et.convert.recording_cost import step_facts, take_off_cost
 from chakra_et.convert.report import RankReport, make_report
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
+from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import joined
-from chakra_et.simulate.joint import build_graph
-from chakra_et.simulate.longest_path import make_schedule
-from chakra_et.simulate.matching import match
 from chakra_et.simulate.time_by_kind import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.device import operators_of
-from chakra_et.traces.device_format import Recording
 from chakra_et.traces.records import MAX_BYTES
 from chakra_et.traces.sets import Manifest, Pair
-
-_PLAUSIBLE = 5.0
-_ON_HOST = (b"operator", b"annotation", b"runtime", b"host-overhead")
 
 
 @dataclass(frozen=True)
@@ -159,88 +150,3 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
         trace = take_off_cost(trace, recording, rank.per_operator_ns)
         report.times_of(trace)
     return Converted(trace, report, groups, digest)
-
-
-# ---- the cost of recording ----
-
-
-def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: float) -> ExecutionTrace:
-    """The trace with start times and durations by which its step is the untraced step.
-
-    Recording costs CPU time per operator and per runtime call. It is what the traced steps took longer than
-    the untraced ones of the same run, within a factor of ``_PLAUSIBLE`` of what the tracer measured before
-    the training, or that alone if the run has fewer than two untraced steps. The device keeps its times, and
-    whatever waited for the host starts earlier.
-
-    ``measured_ns``: the cost per operator by the tracer's measurement. Nodes keep ``recorded_micros`` where
-    the duration changes; communication keeps ``recorded_start_micros``, from which the waits of the ranks for
-    each other follow.
-    """
-    kinds = trace.attributes["kind"].values
-    assert isinstance(kinds, Strings)
-
-    def of_kind(*names: bytes) -> np.ndarray:
-        return np.isin(kinds.index, [code for code, name in enumerate(kinds.table) if name in names])
-
-    once = trace.column("segment") == 0
-    operator, call = once & of_kind(*_ON_HOST[:2]), once & of_kind(b"runtime")
-    per_launch = recording.added_us("launches") * 1000 / recording.launches
-    per_call = max(per_launch / max(measured_ns, 1.0) - 1.0, 0.0)  # in units of the cost per operator
-    per_operator = _per_operator(recording, measured_ns, int(operator.sum()) + per_call * int(call.sum()))
-    cost = (operator + call * per_call) * per_operator
-    on_host = of_kind(*_ON_HOST)
-    graph = build_graph(trace, [trace.metadata_int("rank") or 0])  # nodes are rows: ids ascend
-    own = graph.own_ns.copy()
-    lane = trace.column("lane", -1)
-    for rows in rows_by_value(lane, np.flatnonzero(on_host)).values():
-        # What a node is too short for is taken from the nodes after it.
-        left = np.maximum.accumulate(np.maximum(np.cumsum(own[rows] - np.rint(cost[rows])), 0))
-        own[rows] = np.diff(left, prepend=0).astype(np.int64)
-    begin = int(trace.start_micros.min()) * 1000
-    start, end = make_schedule(graph, match(graph)).run(own, own, np.full(len(trace), begin))
-    # Overhead in front of device work lasts from what it depends on to that work.
-    ready = np.full(len(trace), begin)
-    np.maximum.at(ready, graph.target, end[graph.source])
-    start = np.where(of_kind(b"device-overhead"), np.minimum(ready, start), start)
-    duration = whole_micros(lane, end - start)
-    messages = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
-    changed = np.flatnonzero(duration != trace.duration_micros.astype(np.int64))
-    trace = replace(trace, attributes=dict(trace.attributes), metadata=dict(trace.metadata))
-    for name, rows, column in (
-        ("recorded_start_micros", messages, trace.start_micros),
-        ("recorded_micros", changed, trace.duration_micros),
-    ):
-        if len(rows):
-            trace.attributes[name] = Attribute("int64", rows, column[rows].astype(np.int64))
-    if trace.start_micros.any():
-        trace.start_micros = (start // 1000).astype(np.uint64)
-    trace.duration_micros = duration.astype(np.uint64)
-    trace.metadata["recorded_end_micros"] = trace.metadata["measured_end_micros"]
-    trace.metadata["measured_end_micros"] = int(end.max()) // 1000
-    trace.metadata["recording_cost_ns"] = round(per_operator, 1)
-    return trace
-
-
-def step_facts(recording: Recording | None) -> str:
-    """The metadata ``steps_micros``, by the host's clock: the median of the ``untraced`` steps, and the mean
-    of the ``traced`` ones, as that is the step of the graph."""
-    if recording is None:
-        return json.dumps({"untraced": None})
-    untraced, timed = ([wall for wall, _ in steps] for steps in (recording.untraced_us, recording.timed_us))
-    facts = {
-        "traced": fmean(timed) if timed else None,
-        "observed": recording.structure_step == len(recording.step_us) - 1,
-        "untraced": median(untraced) if untraced else None,
-        "untraced_steps": len(untraced),
-    }
-    return json.dumps(facts)
-
-
-def _per_operator(recording: Recording, measured_ns: float, operators: float) -> float:
-    """ns that recording took per operator, of which there are ``operators`` in the timed steps."""
-    timed, untraced = recording.timed_us, recording.untraced_us
-    if not timed or not operators or len(untraced) < 2:
-        return measured_ns
-    longer = median(cpu for _, cpu in timed) - median(cpu for _, cpu in untraced)
-    found = longer * 1000 * len(timed) / operators
-    return float(np.clip(found, measured_ns / _PLAUSIBLE, measured_ns * _PLAUSIBLE))

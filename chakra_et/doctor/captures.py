@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import statistics
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from chakra_et.traces.records import open_trace
 LEAST_LINKED, MOST_UNEXPLAINED, MOST_STEP_ERROR, MOST_OVERHEAD = 0.99, 0.10, 0.08, 0.5
 MOST_MEAN, MOST_WORST = 0.03, 0.08
 """Errors of predictions."""
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_DEVICE, _CALLS = ("kernel", "gpu_memcpy", "gpu_memset"), ("cuda_runtime", "cuda_driver")
 BOUND = {
     "launches": ("host", ("python", "cpu")),
     "copies": ("memory", ("cpu",)),
@@ -75,8 +77,11 @@ def complete(folder: Path, on_gpu: bool) -> Iterator[Line]:
 
 def _captured(given: Workload, folder: Path, on_gpu: bool) -> Iterator[Line]:
     ranks = 2 if given.backend == "gloo" else 1
-    untraced = launched(replace(given, trace=str(folder)), ranks)["untraced_ms"]
-    yield from judged(converted(folder, given.name), untraced, on_gpu)
+    launched(replace(given, trace=str(folder)), ranks)
+    with ThreadPoolExecutor(1) as beside:  # a process that is never traced
+        untraced = beside.submit(launched, given, ranks)
+        run = converted(folder, given.name)
+    yield from judged(run, untraced.result()["untraced_ms"], on_gpu)
 
 
 def judged(run: Run, untraced_ms: float, on_gpu: bool) -> Iterator[Line]:
@@ -89,8 +94,7 @@ def judged(run: Run, untraced_ms: float, on_gpu: bool) -> Iterator[Line]:
     for rank, trace in zip(run.graph.ranks, run.graph.traces, strict=True):
         device = files.trace_file(rank, "device")
         with open_trace(device if device.is_file() else gz(device)) as file:
-            events = json.load(file)["traceEvents"]
-        recorded = sum(event.get("ph") == "X" and event.get("cat") in _DEVICE for event in events)
+            recorded = device_events(json.load(file))
         on_device = trace.column("stream", -1) >= 0
         nodes = int((on_device & (node_kinds(trace) != KINDS.index("device-overhead"))).sum())
         yield equal(f"{name}, rank {rank}: kernels and copies in the .et", nodes, recorded)
@@ -113,6 +117,25 @@ def judged(run: Run, untraced_ms: float, on_gpu: bool) -> Iterator[Line]:
         MOST_STEP_ERROR,
         on_gpu,
     )
+
+
+def device_events(trace: dict[str, Any]) -> int:
+    """How many kernels and copies the timed steps of a device trace have launched."""
+    structure = trace.get("chakra_et", {}).get("structure_step", -1)
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    steps = [
+        (float(event["ts"]), float(event["ts"]) + event["dur"])
+        for event in events
+        if event.get("cat") == "user_annotation"
+        and (found := re.fullmatch(r"ProfilerStep#(\d+)", event["name"]))
+        and int(found[1]) > structure
+    ]
+    launched = {
+        event["args"].get("correlation")
+        for event in events
+        if event.get("cat") in _CALLS and any(begin <= float(event["ts"]) < end for begin, end in steps)
+    }
+    return sum(event.get("cat") in _DEVICE and event["args"]["correlation"] in launched for event in events)
 
 
 def variants(base: Workload) -> list[tuple[Workload, dict[str, object]]]:

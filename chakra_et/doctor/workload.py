@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 Step = Callable[[], None]
 VOCABULARY = 1024
+WAIT_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,8 @@ def run(given: Workload) -> dict[str, Any]:
     if given.trace:
         from chakra_et.capture.tracer import ChakraTracer
 
-        with ChakraTracer(given.trace, given.name, wait_steps=2, warmup_steps=1, active_steps=3) as tracer:
-            for _ in range(8):
+        with ChakraTracer(given.trace, given.name, WAIT_STEPS, 1, 3) as tracer:
+            for _ in range(WAIT_STEPS + 5):
                 step()
                 tracer.step()
     wait()

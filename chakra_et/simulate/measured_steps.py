@@ -16,7 +16,7 @@ _STEP_NAME = re.compile(rb"ProfilerStep#(\d{1,18})")
 
 
 class _StepFacts(msgspec.Struct):
-    """The metadata ``steps_micros``, see ``convert.pair.step_facts``."""
+    """The metadata ``steps_micros``, see ``convert.recording_cost.step_facts``."""
 
     untraced: float | None
     untraced_steps: int = 0

@@ -120,6 +120,8 @@ class Recording(msgspec.Struct, frozen=True):
     ``structure_step``: the step in which the ExecutionTraceObserver ran; its times are not used if a step
     follows. ``step_us``: duration by the host's clock and CPU time of the process, in µs, of each step from
     the first of the training on, the first ``untraced_steps`` of which ran without a profiler.
+    ``untraced_total_us``: with a GPU, how many of the last untraced steps were measured together, from an
+    idle device to an idle device, and both times of all of them.
     ``plain_us``, ``recorded_us``: CPU time of the computation: ``operators``, and with a GPU ``launches``, of
     which there are as many as that says. ``passes``: how often it ran within the recording.
     """
@@ -127,6 +129,7 @@ class Recording(msgspec.Struct, frozen=True):
     structure_step: Annotated[int, Meta(ge=0)]
     untraced_steps: Annotated[int, Meta(ge=0)]
     step_us: list[tuple[_Time, _Time]]
+    untraced_total_us: tuple[Annotated[int, Meta(ge=1, le=10**6)], _Time, _Time] | None = None
     plain_us: dict[str, _Time] = {}
     recorded_us: dict[str, _Time] = {}
     passes: Annotated[int, Meta(ge=1)] = 1
@@ -134,7 +137,11 @@ class Recording(msgspec.Struct, frozen=True):
 
     @property
     def untraced_us(self) -> list[tuple[float, float]]:
-        """The later half of the untraced steps: allocator and caches warm up in the first ones."""
+        """The later half of the untraced steps: allocator and caches warm up in the first ones. With a GPU
+        the mean of them for each."""
+        if self.untraced_total_us:
+            steps, wall, cpu = self.untraced_total_us
+            return [(wall / steps, cpu / steps)] * steps
         return self.step_us[max(1, self.untraced_steps // 2) : self.untraced_steps]
 
     @property

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from chakra_et.convert.graph.link import aligned
-from chakra_et.convert.pair import PairOptions, _per_operator, convert_pair, step_facts
+from chakra_et.convert.pair import PairOptions, convert_pair
+from chakra_et.convert.recording_cost import _per_operator, _root, recorder_rows, step_facts
 from chakra_et.simulate.measured_steps import measured_times, step_rows, steps_sentence
 from chakra_et.simulate.replays import longest_path
 from chakra_et.traces.device_format import Recording, read_recording
@@ -97,7 +98,9 @@ def test_the_cost_of_recording_is_taken_off_and_what_was_recorded_is_kept(pair):
     raw = untraced.column("recorded_micros", -1)
     raw = np.where(raw < 0, untraced.duration_micros.astype(np.int64), raw)
     operators = report.events_kept
-    taken = int(raw.sum()) - int(untraced.duration_micros.sum())
+    between = recorder_rows(untraced)
+    assert len(between) == 1 and raw[between] > 0 == untraced.duration_micros[between]
+    taken = int(raw.sum()) - int(raw[between].sum()) - int(untraced.duration_micros.sum())
     assert taken == pytest.approx(cost * operators / 1000, rel=0.1, abs=20)
     assert abs(longest_path(untraced) - total_ns(untraced)) <= 2000 + untraced.start_micros.min()
     assert check(untraced, None, "t") == []
@@ -211,4 +214,18 @@ def test_the_first_half_of_the_untraced_steps_warms_up():
 def test_the_cost_is_near_what_the_tracer_measured(untraced, cost):
     """A step of 1,000 operators, 100 ns each by the measurement, that takes 800 µs longer than untraced."""
     steps = [(0.0, 5000.0)] * 4 + [(0.0, 9000.0), (0.0, 5800.0), (0.0, 5800.0)]
-    assert _per_operator(Recording(4, untraced, steps), 100.0, 2000) == pytest.approx(cost)
+    assert _per_operator(Recording(4, untraced, steps), 100.0, 2000, 2) == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(
+    "step, usual, cost",
+    [
+        (lambda cost: 50 - cost, 10.0, 50.0),  # the host sets the pace
+        (lambda cost: max(50 - cost, 20), 10.0, 30.0),  # from 30 on the device does
+        (lambda cost: 20.0, 10.0, 10.0),  # the device sets it anyway
+        (lambda cost: 10.0 - cost, 10.0, 10.0),
+        (lambda cost: -10.0 - cost, 10.0, 1.0),  # less than the least
+    ],
+)
+def test_with_a_gpu_the_cost_is_that_by_which_the_graph_takes_as_long_as_untraced_steps(step, usual, cost):
+    assert _root(lambda cost: step(cost) / 100, 1.0, 60.0, usual) == pytest.approx(cost, abs=0.3)
