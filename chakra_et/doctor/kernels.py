@@ -39,13 +39,13 @@ def shapes(each: int, most: int) -> dict[str, np.ndarray]:
     batch, size = np.maximum(most // lengths // 2, 1), np.full(each, 64)
     none, causal = np.zeros(each, int), random.integers(0, 2, each)
     rows, columns = (2 ** random.uniform(6, np.log2(2 * most), (2, each))).astype(int)
-    elements = (2 ** random.uniform(12, 2 * np.log2(most), (2, each))).astype(int)[..., None]
+    elements = 2 ** (2 * np.log2(most) - random.uniform(0, [[14], [3]], (2, each)))  # optimizer: no launches
     return {
         "16 bit": np.hstack([ones, sides, ones]),
         "attention": np.stack([batch, heads, heads, lengths, lengths, size, causal, none], axis=1),
         "normalization": np.stack([rows, columns // 8 * 8], axis=1),
-        "elementwise": elements[0],
-        "optimizer": elements[1],
+        "elementwise": elements[0].astype(int)[:, None],
+        "optimizer": elements[1].astype(int)[:, None],
     }
 
 
