@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import json
@@ -9,7 +10,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,13 +19,18 @@ sys.path.insert(0, str(ROOT))
 from chakra_et.cost import gpus  # noqa: E402
 from chakra_et.doctor import command  # noqa: E402
 from chakra_et.doctor.captures import converted, judged  # noqa: E402
-from chakra_et.doctor.results import Line, at_most, equal, not_run  # noqa: E402
+from chakra_et.doctor.results import Line, at_most, equal, guarded, not_run  # noqa: E402
 from chakra_et.errors import TraceError  # noqa: E402
 from chakra_et.files import write_json  # noqa: E402
+from fasop.inputs.models import Model  # noqa: E402
 
-SIZES = {"gpt2-345m": (24, 1024, 16), "gpt2-762m": (36, 1280, 20), "gpt2-1.5b": (48, 1600, 25)}
-"""Layers, width and heads of what the planner predicts."""
-REHEARSED = {"rehearsal": (2, 128, 2)}
+SIZES = {
+    "gpt2-345m": {"layers": 24, "hidden": 1024, "heads": 16},
+    "gpt2-762m": {"layers": 36, "hidden": 1280, "heads": 20},
+    "gpt2-1.5b": {"layers": 48, "hidden": 1600, "heads": 25},
+}
+"""What the planner predicts."""
+REHEARSED = {"rehearsal": {"layers": 2, "hidden": 128, "heads": 2}}
 
 
 def training(folder: Path, on_gpu: bool) -> Iterator[Line]:
@@ -53,49 +59,56 @@ def training(folder: Path, on_gpu: bool) -> Iterator[Line]:
 
 
 def planner(folder: Path, on_gpu: bool) -> Iterator[Line]:
-    """Layer costs measured by ``fasop profile``, then plans against steps of whole models."""
+    """Layer costs measured as by ``fasop profile``, then plans against steps of whole models."""
     import torch
 
-    seq, vocab = (1024, 50257) if on_gpu else (32, 512)
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30 if on_gpu else 16.0
     device = torch.cuda.get_device_name(0) if on_gpu else "CPU"
-    gpu = gpus.by_driver(device) or device.replace(" ", "-")  # a known GPU's optimizer has a time
+    gpu = gpus.by_driver(device) or device.replace(" ", "-")
     node = {"nodes": 1, "memory_gib": round(memory, 1), "price_per_hour": 1.0}
     node |= {"inter_bandwidth": 1e9, "intra_bandwidth": 1e9}
     write_json(folder / "cluster.yaml", {"clusters": {"here": {"gpus_per_node": 1, "gpus": {gpu: node}}}})
-    for name, (layers, hidden, heads) in (SIZES if on_gpu else REHEARSED).items():
-        sizes = {"hidden": hidden, "seq": seq, "layers": layers, "vocab": vocab, "heads": heads}
-        write_json(folder / "models.yaml", {"models": {name: sizes | {"global_batch": 4}}})
-        given = ["--model", name, "--models-file", "models.yaml"]
-        batches = ["1", "2", "4"] if on_gpu else ["1"]
-        costs = ["--gpu-name", gpu, "--output", "costs.json", "--repeat", "10" if on_gpu else "2"]
-        precision = ["--precision", "bfloat16"] if on_gpu else []
-        status, said = _run(["-m", "fasop", "profile", *given, "--mbs", *batches, *costs, *precision], folder)
-        if status:
-            yield equal(f"{name}: profile", f"status {status}: {said}", "layer costs")
-            continue
-        for batch in batches:
-            words = ["-m", "fasop", "plan", *given, "--cluster", "cluster.yaml", "--costs", "costs.json"]
-            words += ["--json", "--mbs", batch, "--global-batch", batch, "--attention", "flash", "--oom"]
-            words += [] if on_gpu else ["--precision", "fp32"]
-            status, said = _run(words, folder, whole=True)
-            if status:
-                yield equal(f"{name}, micro-batch {batch}: plan", said[-200:], "a plan")
-                continue
-            found = json.loads(said)["plans"][0]
-            told, memory = found["step_time"], found["stage_memory"][0]
-            taken, used = whole_step(layers, hidden, heads, vocab, seq, int(batch))
-            what = f"{name}, micro-batch {batch}: planned"
-            step = f"{what} {told * 1e3:.1f} of {taken * 1e3:.1f} ms"
-            yield at_most(step, abs(told / taken - 1), 0.05, on_gpu)
-            if on_gpu:
-                yield at_most(f"{what} {memory:.1f} of {used:.1f} GiB", abs(memory / used - 1), 0.05)
-            else:
-                yield not_run(f"{what} {memory:.3f} GiB", "needs a GPU's count of memory")
+    more = {"seq": 1024, "vocab": 50257} if on_gpu else {"seq": 32, "vocab": 512}
+    models = {name: of | more | {"global_batch": 4} for name, of in (SIZES if on_gpu else REHEARSED).items()}
+    write_json(folder / "models.yaml", {"models": models})
+    for name in models:
+        yield from guarded(name, _planned(name, gpu, folder, on_gpu))
 
 
-def whole_step(layers: int, hidden: int, heads: int, vocab: int, seq: int, batch: int) -> tuple[float, float]:
-    """(seconds of a training step of transformers' GPT-2, the most GiB that PyTorch held for it).
+def _planned(name: str, gpu: str, folder: Path, on_gpu: bool) -> Iterator[Line]:
+    import fasop
+    from fasop.inputs.costs import write_costs
+    from fasop.inputs.models import find_model
+    from fasop.profiling.measure import Runs, measured
+
+    models, cluster = str(folder / "models.yaml"), str(folder / "cluster.yaml")
+    batches, runs = ((1, 2, 4), Runs("cuda", "bfloat16")) if on_gpu else ((1,), Runs("cpu", "float32", 1, 2))
+    costs = measured(find_model(name, models), (1,), batches, runs, gpu)
+    write_costs(folder / f"{name}.json", costs)
+    flags = {"models_file": models, "attention": "flash", "unfused": ("loss",), "oom": True, "workers": 1}
+    flags |= {"precision": "mixed" if on_gpu else "fp32"}
+    measure = whole_steps(costs.models[name], on_gpu)
+    for batch in batches:
+        what, held = f"{name}, micro-batch {batch}", [0.0, 0.0]
+        for way, graphs in (("eager", "none"), ("by a CUDA graph", "full"))[: 1 + on_gpu]:
+            given = flags | {"mbs": batch, "global_batch": batch, "cuda_graphs": graphs}
+            plan = fasop.plan(name, cluster, [costs], **given)[0]
+            taken, *memory = measure(batch, graphs == "full")
+            held = held if held[0] else memory
+            step = f"{what}, {way}: planned {plan.step_time * 1e3:.1f} of {taken:.1f} ms"
+            # Eager blocks of transformers need more of the host than the layers that were measured.
+            yield at_most(step, abs(plan.step_time * 1e3 / taken - 1), 0.05, graphs == "full")
+        told = plan.stage_memory[0]
+        if on_gpu:
+            gib = f"{what}: planned {told:.1f} of {held[0]:.1f} GiB, {held[1]:.1f} in tensors"
+            yield at_most(gib, abs(told / held[0] - 1), 0.05)
+        else:
+            yield not_run(f"{what}: planned {told:.3f} GiB", "needs a GPU's count of memory")
+
+
+def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float, float, float]]:
+    """Training of transformers' GPT-2 without dropout: (micro-batch, whether by a CUDA graph) → (ms of a
+    step, GiB of the GPU that are taken, the most of them in tensors).
 
     On a GPU with 16-bit weights, and fp32 weights, gradients and moments beside them, as Megatron trains; on
     a CPU all in fp32.
@@ -103,42 +116,52 @@ def whole_step(layers: int, hidden: int, heads: int, vocab: int, seq: int, batch
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from chakra_et.doctor.workload import device, step_ms
+    from chakra_et.doctor.workload import device, graphed, step_ms
+    from fasop.profiling.measure import add_gradient
 
     config = GPT2Config(
-        n_layer=layers, n_embd=hidden, n_head=heads, n_positions=seq, vocab_size=vocab,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+        n_layer=given.layers, n_embd=given.hidden, n_head=given.heads, n_positions=given.seq,
+        vocab_size=given.vocab, activation_function="gelu_pytorch_tanh", resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    where = device()
-    on_gpu = where.type == "cuda"
-    model = GPT2LMHeadModel(config).to(where, torch.bfloat16 if on_gpu else torch.float32)
+    with device():
+        model = GPT2LMHeadModel(config)
+    model.to(dtype=torch.bfloat16 if on_gpu else torch.float32)
     weights = list(model.parameters())
-    main = [weight.detach().float().clone() if on_gpu else weight for weight in weights]
-    optimizer = torch.optim.AdamW(main, fused=True)
-    tokens = torch.randint(0, vocab, (batch, seq), device=where)
+    main = [weight.detach().float() if on_gpu else weight for weight in weights]
+    optimizer = torch.optim.AdamW(main, fused=True, capturable=on_gpu)
+    for weight, of in zip(weights, main, strict=True):
+        of.grad = torch.zeros_like(of)
+        if on_gpu:
+            weight.register_post_accumulate_grad_hook(functools.partial(add_gradient, of.grad))
 
-    def kept(weight: torch.Tensor, of: torch.Tensor) -> None:
-        of.grad = weight.grad.float() if of.grad is None else of.grad.add_(weight.grad)
-        weight.grad = None
-
-    if on_gpu:
-        for weight, of in zip(weights, main, strict=True):
-            weight.register_post_accumulate_grad_hook(lambda weight, of=of: kept(weight, of))
-        gc.collect()
-        torch.cuda.empty_cache()  # what the steps before have left
-        torch.cuda.reset_peak_memory_stats()
-
-    def step() -> None:
-        for of in main:
-            if of.grad is not None:
-                of.grad.zero_()
-        model(tokens, labels=tokens).loss.backward()
+    def step(tokens: torch.Tensor) -> None:
+        of = model.transformer
+        x = of.wte(tokens) + of.wpe(torch.arange(given.seq, device=tokens.device))
+        for block in of.h:  # the model itself looks at positions, for which the host waits
+            x = block(x)
+            x = x if isinstance(x, torch.Tensor) else x[0]
+        logits = model.lm_head(of.ln_f(x)).float().view(-1, given.vocab)
+        torch.nn.functional.cross_entropy(logits, tokens.view(-1)).backward()
+        torch.nn.utils.clip_grad_norm_(main, 1.0)
         optimizer.step()
         if on_gpu:
             torch._foreach_copy_([weight.detach() for weight in weights], main)
+        optimizer.zero_grad(set_to_none=False)
 
-    (taken,) = step_ms([step], 5 if on_gpu else 1, 3)
-    return taken / 1e3, torch.cuda.max_memory_reserved() / 2**30 if on_gpu else 0.0
+    def measured(batch: int, graphs: bool) -> tuple[float, float, float]:
+        gc.collect()
+        if on_gpu:  # what the steps before have left
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        call = functools.partial(step, torch.randint(0, given.vocab, (batch, given.seq), device=device()))
+        (taken,) = step_ms([graphed(call) if graphs else call], 3 if on_gpu else 1, 3)
+        if not on_gpu:
+            return taken, 0.0, 0.0
+        free, whole = torch.cuda.mem_get_info()
+        return taken, (whole - free) / 2**30, torch.cuda.max_memory_allocated() / 2**30
+
+    return measured
 
 
 def peers(folder: Path, on_gpu: bool) -> Iterator[Line]:
@@ -162,15 +185,13 @@ def peers(folder: Path, on_gpu: bool) -> Iterator[Line]:
             yield equal(what, said if status else "reads the trace", "reads the trace")
 
 
-def _run(words: list[str], folder: Path, whole: bool = False) -> tuple[int, str]:
-    """(status, last line, or all that it printed) of a Python program, without a hub."""
+def _run(words: list[str], folder: Path) -> tuple[int, str]:
+    """(status, last line) of a Python program, without a hub."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONPATH": path}
     ran = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
-    if whole and not ran.returncode:
-        return 0, ran.stdout
     said = [line for line in (ran.stderr or ran.stdout).splitlines() if line.strip()]
     return ran.returncode, said[-1] if said else ""
 

@@ -3,12 +3,14 @@
     chakra-et doctor -o doctor
     chakra-et doctor -o doctor --part what-ifs --again
 
-Results: doctor.json and doctor.md in the folder. A part that was done isn't run again, unless with --again.
+Results: doctor.json and doctor.md in the folder, written as they are found. A part that was done isn't run
+again, unless with --again; one that was stopped is.
 Exit status: 0; 1 where a check failed; 2 for arguments that can't be used.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from chakra_et import cli, text
+from chakra_et import cli
 from chakra_et.doctor.results import Line, Results, guarded
 
 PARTS = {
@@ -46,12 +48,14 @@ class DoctorConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts that are asked for and not done; returns the exit status."""
     config = cli.parse(DoctorConfig, argv, description="Check this project on this machine.")
-    machine = this_machine(config.cpu)
+    if config.cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # also of the programs that are started
+    machine = this_machine()
     folder = Path(config.output).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     results = Results(folder, machine)
     for name in config.part or [*PARTS, *EXTRA]:
-        if name in results.parts and not config.again:
+        if results.is_done(name) and not config.again:
             print(f"{name}: done before (--again repeats it)")
             continue
         module, function = PARTS.get(name, ("", ""))
@@ -59,14 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = folder / name
         place.mkdir(exist_ok=True)
         print(f"{name}:", flush=True)
-        lines = results.add(name, guarded("the part itself", check(place, "GPU" in machine)))
-        rows = [("what", "measured", "expected", "verdict"), *(tuple(vars(line).values()) for line in lines)]
-        print("\n".join(text.table(rows)), flush=True)
+        for line in results.add(name, guarded("the part itself", check(place, "GPU" in machine))):
+            print(f"  {line.verdict:10}  {line.what}: {line.measured} ({line.expected})", flush=True)
     print(f"{results.page}: {results.bad} of {sum(map(len, results.parts.values()))} checks failed")
     return 1 if results.bad else 0
 
 
-def this_machine(cpu: bool = False) -> dict[str, str]:
+def this_machine() -> dict[str, str]:
     """Python, PyTorch and, where there is one, GPU and driver."""
     try:
         import torch
@@ -74,6 +77,6 @@ def this_machine(cpu: bool = False) -> dict[str, str]:
         print("chakra-et doctor needs PyTorch: pip install torch", file=sys.stderr)
         raise SystemExit(2) from None
     found = {"Python": platform.python_version(), "PyTorch": torch.__version__}
-    if torch.cuda.is_available() and not cpu:
+    if torch.cuda.is_available():
         found |= {"GPU": torch.cuda.get_device_name(0), "CUDA": str(torch.version.cuda or torch.version.hip)}
     return found

@@ -38,6 +38,10 @@ def not_run(what: str, why: str) -> Line:
     return Line(what, "-", why, NOT_RUN)
 
 
+CUT_OFF = equal("the part itself", "cut off", "every check made")
+"""The last line of a part that runs, or that was stopped: it is run again."""
+
+
 def guarded(what: str, lines: Iterator[Line]) -> Iterator[Line]:
     """These lines; an exception on the way is a bad line, so that the checks after it still run."""
     try:
@@ -47,7 +51,7 @@ def guarded(what: str, lines: Iterator[Line]) -> Iterator[Line]:
 
 
 class Results:
-    """The lines of each part, kept in ``doctor.json``: a later call goes on where an earlier one ended."""
+    """The lines of each part, kept in ``doctor.json`` as they come: a later call goes on where one ended."""
 
     def __init__(self, folder: Path, machine: dict[str, str]) -> None:
         self.file, self.page = folder / "doctor.json", folder / "doctor.md"
@@ -56,9 +60,21 @@ class Results:
         parts = known["parts"] if known.get("machine") == machine else {}
         self.parts = {of: [Line(**each) for each in lines] for of, lines in parts.items()}
 
-    def add(self, part: str, lines: Iterable[Line]) -> list[Line]:
-        """Keep what a part found, in place of what it found before."""
-        self.parts[part] = list(lines)
+    def add(self, part: str, lines: Iterable[Line]) -> Iterator[Line]:
+        """Keep and pass on what a part finds, in place of what it found before."""
+        self.parts[part] = [CUT_OFF]
+        self._write()
+        for line in lines:
+            self.parts[part].insert(-1, line)
+            self._write()
+            yield line
+        del self.parts[part][-1]
+        self._write()
+
+    def is_done(self, part: str) -> bool:
+        return CUT_OFF not in self.parts.get(part, [CUT_OFF])
+
+    def _write(self) -> None:
         parts = {of: [asdict(line) for line in found] for of, found in self.parts.items()}
         write_json(self.file, {"machine": self.machine, "parts": parts})
         page = ["# chakra-et doctor", "", ", ".join(map(" ".join, self.machine.items()))]
@@ -66,7 +82,6 @@ class Results:
             page += ["", f"## {of}", "", "| what | measured | expected | verdict |", "|---|---|---|---|"]
             page += [f"| {' | '.join(each.replace('|', '/') for each in row.values())} |" for row in rows]
         write_text(self.page, "\n".join(page) + "\n")
-        return self.parts[part]
 
     @property
     def bad(self) -> int:

@@ -99,10 +99,10 @@ def make_step(given: Workload) -> Step:
         model(tokens).float().square().mean().backward()
         optimizer.step()
 
-    return _graphed(step) if given.mode == "graphs" and on_gpu else step
+    return graphed(step) if given.mode == "graphs" and on_gpu else step
 
 
-def _graphed(step: Step) -> Step:
+def graphed(step: Step) -> Step:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -7,7 +7,7 @@ layers of other widths: those are computed. What was not measured is in ``notes`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -169,6 +169,12 @@ class Compute:
         share = 4 * model.seq / (24 * model.hidden + 4 * model.seq)
         scores = forward * share * np.array([kind in "TD" for kind in model.kinds])
         near = tp if tp in degrees else max((one for one in degrees if one < tp), default=degrees[0])
+        nearest_size = min(source.sizes(gpu, near), key=lambda size: abs(size - batch))
+        hosts = np.zeros(1)
+        if measured := source.entries[gpu, near, nearest_size].hosts:
+            ways = self.options, replace(self.options, cuda_graphs=False)
+            now, without_graphs = (host_seconds(model, tp, mbs, way) for way in ways)
+            hosts = np.array([of_model(np.array(row)) for row in measured]) * (now / without_graphs)
         # Micro-batches that were measured, those that ``growth`` stands for among them.
         steps = [step for kind in "TD" for step in (source.growth(gpu) or {}).get(kind, [])]
         sizes = [*source.sizes(gpu, near), *(divisor or begin for begin, _, divisor in steps)]
@@ -183,7 +189,7 @@ class Compute:
             if was and was != wanted:
                 how = f"{what.format(was)}, not {what.format(wanted)}"
                 notes.append(f"{model.name} on {gpu}: costs were measured {how}")
-        return UnitSeconds(forward, backward, scores, update, False, np.array(least), tuple(notes))
+        return UnitSeconds(forward, backward, scores, update, False, np.array(least), tuple(notes), hosts)
 
     def _other_degree(
         self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int

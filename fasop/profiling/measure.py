@@ -1,8 +1,10 @@
 """Layer costs measured with PyTorch on this machine.
 
-Measured are an embedding, one transformer layer (the share of one tensor-parallel rank: heads and
-feed-forward width divided by tp, without the collectives) and the head with its loss, forward and backward
-apart, and AdamW's step, each as the median of several runs.
+Measured are an embedding, transformer layers (the share of one tensor-parallel rank: heads and feed-forward
+width divided by tp, without the collectives) and the head with its loss, forward and backward apart, and the
+step of the optimizer, each as the median of several runs. On a GPU these are kernels that wait in its queue,
+and beside them the host that puts them there: it may be the slower of the two. In 16 bits gradients are added
+up in fp32, and weights have an fp32 copy, as in Megatron.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ from fasop.plans.shapes import divisors
 
 if TYPE_CHECKING:
     import torch
+
+
+CYCLES = 3e9  # of a GPU per second
+LAYERS = 3
+"""That run one after the other, each of which has to read its weights from memory."""
 
 
 class KindSeconds(NamedTuple):
@@ -71,8 +78,10 @@ def measured(
     name = gpu_name or (torch.cuda.get_device_name() if runs.device == "cuda" else "CPU")
     entries = []
     for degree, size in itertools.product(degrees, micro_batches):
-        passes = [units.of_model(model) for units in _measure(model, degree, size, runs)]
-        entries.append(Entry(model.name, name, degree, size, *passes))
+        found = _measure(model, degree, size, runs)
+        forward, backward, update, *host = (units.of_model(model) for units in found)
+        hosts = (host[0], host[1]) if runs.device == "cuda" else None
+        entries.append(Entry(model.name, name, degree, size, forward, backward, update, hosts=hosts))
     source = f"Measured by fasop profile on {name} with torch {torch.__version__}, {runs.dtype}."
     precision: Precision = "fp32" if runs.dtype == "float32" else "mixed"
     kept = {model.name: model}
@@ -80,8 +89,10 @@ def measured(
     return CostFile(FORMAT, source, kept, tuple(entries), precision=precision, attention="flash")
 
 
-def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, KindSeconds, KindSeconds]:
-    """Seconds of each kind of unit: forward, backward, and the optimizer's update once per step."""
+def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> list[KindSeconds]:
+    """Seconds of each kind of unit: forward, backward, the optimizer's update once per step, and in which the
+    host starts forward and backward.
+    """
     import torch
     from torch import nn
 
@@ -116,6 +127,7 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, 
     words = nn.Embedding(vocab, h, device=device, dtype=dtype)
     places = nn.Embedding(model.seq, h, device=device, dtype=dtype)
     layer, last_norm, head = Layer(), norm(), linear(h, vocab, bias=False)
+    layers = nn.Sequential(layer, *(Layer() for _ in range(LAYERS - 1)))
     x = torch.randn(mbs, model.seq, h, device=device, dtype=dtype, requires_grad=True)
     at = torch.arange(model.seq, device=device)
 
@@ -125,18 +137,34 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, 
 
     def backward(output: torch.Tensor) -> None:
         torch.autograd.backward(output, torch.ones_like(output))
+        x.grad = None
 
-    units: tuple[Callable[[Any], Any], ...] = (lambda _: words(tokens) + places(at), lambda _: layer(x), loss)
+    if runs.dtype != "float32":
+        for weight in nn.ModuleList((words, places, layers, last_norm, head)).parameters():
+            main = torch.zeros_like(weight, dtype=torch.float)
+            weight.register_post_accumulate_grad_hook(functools.partial(add_gradient, main))
+    units: Sequence[Callable[[Any], Any]] = (lambda _: words(tokens) + places(at), lambda _: layers(x), loss)
     times = [_medians(runs, forward, backward) for forward in units]
-    passes = KindSeconds(*(each[0] for each in times)), KindSeconds(*(each[1] for each in times))
+    times[1] /= LAYERS
+    passes = [KindSeconds(*each) for each in np.transpose(times, (1, 2, 0)).reshape(4, 3).tolist()]
     held = [sum(p.numel() for p in each.parameters()) for each in (words, places, layer, last_norm, head)]
     fixed, each = _update([p.shape for p in layer.parameters()], runs)
     of_head = held[3] + (0 if model.tied else held[4])
-    return *passes, KindSeconds(fixed + each * sum(held[:2]), each * held[2], each * of_head)
+    update = KindSeconds(fixed + each * sum(held[:2]), each * held[2], each * of_head)
+    return [*passes[:2], update, *passes[2:]]
+
+
+def add_gradient(main: torch.Tensor, weight: torch.Tensor) -> None:
+    """Add a weight's gradient to that in fp32."""
+    assert weight.grad is not None
+    main += weight.grad
+    weight.grad = None
 
 
 def _update(shapes: list[torch.Size], runs: Runs) -> tuple[float, float]:
-    """Seconds of AdamW's step in fp32: what no parameter takes, and each one (from one layer and three)."""
+    """Seconds of clipping, AdamW's step in fp32, 16-bit copies and empty gradients: what no parameter takes,
+    and each one (from one layer and three).
+    """
     import torch
 
     found = []
@@ -144,32 +172,48 @@ def _update(shapes: list[torch.Size], runs: Runs) -> tuple[float, float]:
         weights = [torch.zeros(shape, device=runs.device, requires_grad=True) for shape in shapes * copies]
         for weight in weights:
             weight.grad = torch.ones_like(weight)
-        adam = torch.optim.AdamW(weights)
-        found += _medians(runs, functools.partial(lambda optimizer, _: optimizer.step(), adam))
+        adam, main = torch.optim.AdamW(weights, fused=True), [weight.detach() for weight in weights]
+        narrow = [weight.to(getattr(torch, runs.dtype)) for weight in main]
+
+        def step(_: None, adam: Any = adam, main: Any = main, narrow: Any = narrow) -> None:
+            torch.nn.utils.clip_grad_norm_(adam.param_groups[0]["params"], 1.0)
+            adam.step()
+            if runs.dtype != "float32":
+                torch._foreach_copy_(narrow, main)
+            adam.zero_grad(set_to_none=False)
+
+        found += _medians(runs, step)[0].tolist()
     count = sum(shape.numel() for shape in shapes)
     each = max(found[1] - found[0], 0.0) / 2 / count
     return max(found[0] - each * count, 0.0), each
 
 
-def _now(runs: Runs) -> float:
+def _medians(runs: Runs, *parts: Callable[[Any], Any]) -> np.ndarray:
+    """Median seconds of parts that run one after the other, each with what the one before it returned: on the
+    device, and of the host [2, part].
+    """
     import torch
 
-    if runs.device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def _medians(runs: Runs, *parts: Callable[[Any], Any]) -> list[float]:
-    """Median seconds of parts that run one after the other, each with what the one before it returned."""
-    times = []
+    times, ahead, on_gpu = [], 0.01, runs.device == "cuda"
     for _ in range(runs.warmup + runs.repeat):
         value: Any = None
-        marks = [_now(runs)]
-        for part in parts:
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)] if on_gpu else []
+        if on_gpu:  # it begins with the first kernel once the last one is in its queue
+            torch.cuda.synchronize()
+            torch.cuda._sleep(int(ahead * CYCLES))
+            events[0].record()
+        marks = [time.perf_counter()]
+        for at, part in enumerate(parts, 1):
             value = part(value)
-            marks.append(_now(runs))
-        times.append(np.diff(marks))
-    return np.median(times[runs.warmup :], axis=0).tolist()
+            if on_gpu:
+                events[at].record()
+            marks.append(time.perf_counter())
+        if on_gpu:
+            torch.cuda.synchronize()
+        hosts = np.diff(marks)
+        ahead = 2 * hosts.sum()
+        times.append([[a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)] or hosts, hosts])
+    return np.median(times[runs.warmup :], axis=0)
 
 
 def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> KindSeconds:

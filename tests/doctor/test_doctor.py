@@ -18,12 +18,23 @@ PYTHON = {"PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}
 
 def test_results_are_kept_and_repeated_only_on_request(tmp_path: Path) -> None:
     first = Results(tmp_path, {"Python": "3.12"})
-    first.add("capture", [equal("kernels", 3, 3), at_most("step", 0.2, 0.08), not_run("nccl", "needs a GPU")])
+    lines = [equal("kernels", 3, 3), at_most("step", 0.2, 0.08), not_run("nccl", "needs a GPU")]
+    assert list(first.add("capture", lines)) == lines
     again = Results(tmp_path, {"Python": "3.12"})
     assert [line.verdict for line in again.parts["capture"]] == [GOOD, BAD, "not run"] and again.bad == 1
     assert "20.00%" in first.page.read_text()
     assert not Results(tmp_path, {"Python": "3.13"}).parts  # another machine begins anew
     assert at_most("step", 0.2, 0.08, judged=False).verdict == NOT_JUDGED
+
+
+def test_a_part_that_is_killed_keeps_its_lines_and_is_run_again(tmp_path: Path) -> None:
+    lines = [equal("kernels", 3, 3), equal("steps", 5, 5)]
+    assert next(Results(tmp_path, {}).add("capture", lines)) == lines[0]
+    again = Results(tmp_path, {})
+    assert again.parts["capture"][0] == lines[0] and again.bad == 1 and not again.is_done("capture")
+    assert "cut off" in again.page.read_text()
+    assert list(again.add("capture", lines)) == Results(tmp_path, {}).parts["capture"] == lines
+    assert again.is_done("capture") and not again.bad and "cut off" not in again.page.read_text()
 
 
 def test_a_part_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
