@@ -7,7 +7,6 @@ import gc
 import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from chakra_et.cost import gpus  # noqa: E402
 from chakra_et.doctor import command  # noqa: E402
 from chakra_et.doctor.captures import converted, judged  # noqa: E402
 from chakra_et.doctor.results import Line, at_most, equal, guarded, not_run  # noqa: E402
+from chakra_et.doctor.workload import WAIT_STEPS, device, graphed, step_ms  # noqa: E402
 from chakra_et.errors import TraceError  # noqa: E402
 from chakra_et.files import write_json  # noqa: E402
 from fasop.inputs.models import Model  # noqa: E402
@@ -38,7 +38,8 @@ def training(folder: Path, on_gpu: bool) -> Iterator[Line]:
     for family, size in (("gpt2", "gpt2"), ("bert", "bert-base-uncased")):
         name = f"{family}_check"
         words = [
-            *("--dataset", "sample", "--max-steps", "10", "--enable-tracing", "--no-convert"),
+            *("--dataset", "sample", "--max-steps", "16", "--enable-tracing", "--no-convert"),
+            *("--trace-wait-steps", str(WAIT_STEPS)),
             *("--trace-output-dir", str(folder), "--trace-name", name, "--skip-eval", "--save-steps", "0"),
             *("--save-dir", str(folder / "checkpoints"), "--max-seq-length", "512" if on_gpu else "64"),
             *(["--bf16", "--model-name", size, "--batch-size", "8"] if on_gpu else ["--batch-size", "1"]),
@@ -50,10 +51,8 @@ def training(folder: Path, on_gpu: bool) -> Iterator[Line]:
             continue
         try:
             run = converted(folder, name)
-            manifest = json.loads((folder / f"{name}_manifest.json").read_text())
-            untraced = list(manifest["ranks"][0].get("untraced_step_times_us", {}).values())
-            middle = statistics.median(untraced or [float("nan")]) / 1e3
-            yield from judged(run, middle, on_gpu)
+            untraced = json.loads(str(run.graph.traces[0].metadata["steps_micros"]))["untraced"]
+            yield from judged(run, untraced / 1e3, on_gpu)
         except (RuntimeError, OSError, LookupError, TraceError) as error:
             yield equal(name, f"failed: {error}", "a run that converts")
 
@@ -116,7 +115,6 @@ def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from chakra_et.doctor.workload import device, graphed, step_ms
     from fasop.profiling.measure import add_gradient
 
     config = GPT2Config(
