@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # Searches make many objects that live on, and hardly any cycles: looking for those is in vain.
         gc.set_threshold(100_000)
+        atexit.register(gc.freeze)  # nor at the end
     return cli.dispatch("python -m fasop", COMMANDS, argv, TraceError, needs="run")
 
 
