@@ -4,7 +4,7 @@ ASTRA-sim's roofline mode needs ``num_ops`` and ``tensor_size`` on compute nodes
 multiply-add counted as two operations: matrix products 2·m·n·k; convolutions 2·output·(input channels per
 group)·kernel; their backward twice that, once per gradient; attention 4·batch·heads·queries·keys·head size,
 its backward 2.5 times that (Dao, FlashAttention-2, 2023, section 4.1); all other operators one operation per
-element of their largest tensor. Bytes are those of the tensors that are read and written.
+element of their largest tensor or list of tensors. Bytes are those of the tensors that are read and written.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Shape = tuple[int, ...]
 Counted = tuple[int, int] | None
 """Operations, and elements of the result; None if the shapes do not match the formula."""
 Rule = Callable[[list[Shape | None], list[Any]], Counted]
+OVERWRITES = re.compile(r"aten::(_foreach_)?(copy|fill|zero|normal|uniform|random)_$")
+"""Operators that don't read their first tensor."""
 DEPTH = 8
 """How many operators around a launch are searched for a formula."""
 
@@ -45,23 +47,26 @@ def operator_work(
         return None
     if not all(isinstance(part, list) for part in (arguments, dims, kinds, out_dims, out_kinds)):
         return None
-    tensors = shaped_tensors(dims, kinds)
+    tensors, outputs = _tensors(dims, kinds), _tensors(out_dims, out_kinds)
     if not tensors:
         return None
-    outputs = shaped_tensors(out_dims, out_kinds)
     formula = rule_of(name)
     by_position = [tuple(d) if _is_shape(d) else None for d in dims]
     counted = formula(by_position, [_scalar(value) for value in arguments]) if formula else None
-    each = tensors[0][1]
+    each = tensors[0][0][1]
     if counted is None and formula in SELECTIONS:
         return None
     if counted is None:
-        operations = made = max(math.prod(shape) for shape, _ in (*tensors, *outputs))
+        operations = made = max(sum(math.prod(shape) for shape, _ in of) for of in (*tensors, *outputs))
     else:
         operations, made = counted
         operations = round(operations * _seen(name, by_position, arguments, causal))
-    read = sum(math.prod(shape) * size for shape, size in tensors)
-    written = sum(math.prod(shape) * size for shape, size in outputs) or made * each
+    operands = tensors[1:] if OVERWRITES.match(name) else tensors
+    read, written = (
+        sum(math.prod(shape) * size for of in each_of for shape, size in of)
+        for each_of in (operands, outputs)
+    )
+    written = written or made * each
     if formula in SELECTIONS:
         read = written = made * each
     bound = (1 << 62) - 1
@@ -77,6 +82,16 @@ def rule_of(name: str) -> Rule | None:
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in value)
+
+
+def _tensors(dims: list[Any], kinds: list[Any]) -> list[list[tuple[Shape, int]]]:
+    """As ``shaped_tensors``, of each argument that is a tensor or a list of tensors."""
+    found = []
+    for shape, kind in zip(dims, map(str, kinds), strict=False):
+        in_list = isinstance(shape, list) and kind.startswith("GenericList[")
+        of = (shape, re.findall(r"Tensor\([^)]*\)", kind)) if in_list else ([shape], [kind])
+        found.append(shaped_tensors(*of))
+    return [each for each in found if each]
 
 
 def shaped_tensors(dims: list[Any], kinds: list[Any]) -> list[tuple[Shape, int]]:

@@ -117,17 +117,23 @@ def find_rates(run: Run) -> Rates:
     found = launched_operators(run)
     length = graph.duration_ns[found.nodes].astype(float)
     total = np.bincount(found.of, length, len(found.work))
-    each = np.array([_times(model, *call) for call in zip(found.work, total.tolist(), strict=True)])
+    moved = np.bincount(found.of, graph.attribute("tensor_size", 0)[found.nodes], len(found.work))
+    calls = zip(found.work, moved.tolist(), total.tolist(), strict=True)
+    each = np.array([_times(model, *call) for call in calls])
     part = np.divide(length, total[found.of], out=np.zeros(len(length)), where=total[found.of] > 0)
     least[found.nodes], usual[found.nodes] = each.reshape(-1, 2)[found.of].T * part
     return Rates(model.name, kind, least, usual, (model.peak(""), model.gpu.memory))
 
 
-def _times(model: GpuModel, work: OperatorCall, taken_ns: float) -> tuple[float, float]:
-    """ns that the GPU's peaks allow for an operator, and that it usually takes; 0 for unknown."""
+def _times(model: GpuModel, work: OperatorCall, moved: float, taken_ns: float) -> tuple[float, float]:
+    """ns that the GPU's peaks allow for an operator, and that it usually takes; 0 for unknown.
+
+    ``moved``: bytes by the recorded results; a reduction's model takes them to be as large as its operands.
+    """
     if not work.known or work.kind == "memory copy":
         return 0.0, 0.0
-    least = max(work.operations / model.peak(work.type), work.moved / model.gpu.memory) * 1e9
+    moved = moved if work.kind == "reduction" and moved else work.moved
+    least = max(work.operations / model.peak(work.type), moved / model.gpu.memory) * 1e9
     if not work.tested:
         return least, 0.0
     usual = model.micros(work) * 1e3

@@ -237,7 +237,8 @@ def _evidence(
     if bound == "unknown":
         return "Neither device, host nor communication shortens the step by 1% if it is twice as fast."
     gained = halved[{"cpu": "compute", "python": "host"}.get(bound, bound)]
-    parts = describe(shares, len(shares))
+    named = {"compute": "kernels", "memory": "copies"} if halved["device"] else {}
+    parts = describe({named.get(name, name): share for name, share in shares.items()}, len(shares))
     return f"Twice as fast, it would make the step {gained:.0%} shorter (time of the ranks: {parts})."
 
 
@@ -245,7 +246,9 @@ def _more_evidence(run: Run, bound: str, on_path: list[tuple[str, float]], devic
     """What the host does on the critical path where it bounds the step; what the files can't tell."""
     metadata = run.graph.traces[0].metadata
     if bound in ("host", "python", "start-up"):
-        listed = describe({shortened(NAMED.get(name, name), LONGEST): share for name, share in on_path})
+        listed = describe(
+            {shortened(NAMED.get(name, name).strip("# "), LONGEST): share for name, share in on_path}
+        )
         return f" Of the host's part of the critical path: {listed}." if listed else ""
     if bound == "communication" and run.graph.world_size > len(run.graph.ranks):
         return " Waiting for ranks whose files are missing counts as communication."

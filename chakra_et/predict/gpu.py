@@ -55,15 +55,18 @@ _CLASSES = (
 )
 _KERNELS = (
     ("elementwise", r"^triton_poi_"),
-    ("reduction", r"^triton_(red|per)_"),
-    ("attention", r"attn|fmha|attention|flash"),
+    ("reduction", r"^triton_(red|per)_|::reduce_kernel<"),
+    ("attention", r"attn|fmha|attention|flash|cudnn::fusion::"),
     ("matrix product", r"(?<!fb)gemm|cijk_|cutlass|nvjet|matmul|fused_moe|^(triton_(tem|mm|bmm)|bmm)_"),
+    ("normalization", r"gammabetabackward"),
+    ("copy", r"^memcpy\d"),  # as CUDA graphs copy
+    ("memset", r"^memset\d"),
 )
 """Classes of kernels whose operator isn't known or doesn't say: by their own names, before ``_CLASSES``.
 TorchInductor's begin with what they are and end with all they do (torch/_inductor/codegen/triton.py)."""
-_UNTESTED = re.compile(r"^(?!aten::)|batch_norm|::arg")
-"""Launchers that the fit doesn't use: not PyTorch's, batch normalization (several kernels in training), and
-argmax (bound by the few rows)."""
+_UNTESTED = re.compile(r"^(?!aten::)|batch_norm|::arg|_foreach_|_fused_adam")
+"""Launchers that the fit doesn't use: not PyTorch's, batch normalization (several kernels in training),
+argmax (bound by the few rows), and what works on lists of tensors, as optimizers do."""
 _WITHIN = re.compile(r"DtoD|Device -> Device")
 _TO_HOST = re.compile(r"_local_scalar_dense|::item$")
 _WHOLE = (CLASSES.index("attention"), CLASSES.index("convolution"))

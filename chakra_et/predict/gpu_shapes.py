@@ -17,13 +17,12 @@ from typing import Any
 import msgspec
 
 from chakra_et.cost.operator_times import OperatorCall, item_bytes
-from chakra_et.cost.operator_work import CAUSAL, SELECTIONS, WITH_VALUES, operator_work, rule_of
+from chakra_et.cost.operator_work import CAUSAL, OVERWRITES, SELECTIONS, WITH_VALUES, operator_work, rule_of
 from chakra_et.et.node_attributes import texts
 from chakra_et.simulate.run import Run
 from chakra_et.traces.fields import STRIDES, is_shape
 
 _WRITES_FIRST = re.compile(r"aten::\w*(?<!_)_$|aten::copy_$")
-_ONLY_WRITES_FIRST = re.compile(r"aten::(copy|fill|zero|normal|uniform|random)_$")
 _COMPARES = re.compile(r"aten::(eq|ne|lt|gt|le|ge|logical_\w+|isnan|isinf|isin)$")
 _SPECIAL = re.compile(r"aten::(gelu|erf|erfc|tanh)(_backward)?_?$")
 _ALIGNED_BYTES = 16
@@ -111,7 +110,7 @@ def _elementwise(work: OperatorCall, name: str, found: Sequence[tuple[list[int],
     sizes = [item_bytes(of) for _, _, of in operands]
     touched = [count * size for count, size in zip(way.touched, sizes, strict=True)]
     made = touched[0] if first else way.elements * (1 if _COMPARES.match(name) else max(sizes))
-    read = sum(touched[1:] if _ONLY_WRITES_FIRST.match(name) else touched)
+    read = sum(touched[1:] if OVERWRITES.match(name) else touched)
     return replace(
         work,
         operations=float(way.elements),

@@ -135,8 +135,8 @@ def by_name(run: ReportRun) -> list[Entry]:
     launched = _sum(run.parent[work], length[work], len(graph))
     told = (kind == KERNEL) & run.rates.told
     amounts = [amount_per_second(graph.attribute(each, 0) * told, of_node, length, count) for each in WORK]
-    work_of = np.full(count, -1)
-    work_of[of_node] = run.rates.kind
+    work_of, by_length = np.full(count, -1), np.argsort(length)
+    work_of[of_node[by_length]] = run.rates.kind[by_length]
     columns = (
         [NODE_KINDS[at] for at in (keys // len(names)).tolist()],
         [names[at] for at in (keys % len(names)).tolist()],

@@ -102,6 +102,18 @@ def test_the_kernels_of_one_operator_share_its_work_by_their_durations(tmp_path:
     assert trace.column("num_ops")[at].tolist() == [operations * 3 // 4, operations // 4]
 
 
+def test_the_kernels_of_a_compiled_model_do_not_have_its_work(tmp_path: Path) -> None:
+    """TorchInductor's launches have no shapes, and the model around them has those of its arguments."""
+    whole = {"Input Dims": [[64, 512]], "Input type": ["float"], "Concrete Inputs": [""]}
+    events = [
+        op("CompiledFunction", 0, 100, **whole),
+        op("triton_poi_fused_gelu_0", 10, 50),
+        call("cuLaunchKernel", 20, 5, 1), kernel("triton_poi_fused_gelu_0", 30, 30, 1),
+    ]  # fmt: skip
+    trace = convert(tmp_path, events).trace
+    assert not trace.column("num_ops").any() and not np.any(trace.column("tensor_size"))
+
+
 def counted(name: str, shapes: list, values: list | None = None) -> tuple[int, int] | None:
     types = ["Tensor(float)" if shape else "Scalar" for shape in shapes]
     texts = (json.dumps(part).encode() for part in (values or [""] * len(shapes), shapes, types))

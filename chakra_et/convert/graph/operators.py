@@ -171,18 +171,20 @@ def divided(works: np.ndarray, of: np.ndarray, length: np.ndarray) -> tuple[np.n
 
 
 def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray, causal: np.ndarray) -> np.ndarray:
-    """int64[operators, 2]: operations and bytes of the operator at each of these rows, or of the next one
-    around it that has shapes, 0 if not known; ``causal``: of each, as in ``operator_work``."""
+    """int64[operators, 2]: operations and bytes of the operator at each of these rows, or of the next one of
+    a library around it that has shapes (others, as a compiled model, call several kernels), 0 if not known;
+    ``causal``: of each, as in ``operator_work``."""
     device, values = rank.device, rank.host.inputs[0]
     texts = (*rank.host.inputs[1:], *rank.host.outputs[1:])
     # Only some formulas look at values, and ids of tensors in them make every call a new one.
     with_values = np.array([rule_of(name) in WITH_VALUES for name in device.names], dtype=bool)
     works = np.zeros((len(operators), 2), dtype=np.int64)
     left, at = np.arange(len(operators)), operators
+    describes = (device.category == CPU_OP) & (rank.host_row >= 0)
+    of_library = named(device, lambda name: "::" in name)
     for _ in range(DEPTH):
-        row = rank.host_row[at]
-        described = np.flatnonzero((device.category[at] == CPU_OP) & (row >= 0))
-        row, name = row[described], device.name[at[described]]
+        described = np.flatnonzero(describes[at])
+        row, name = rank.host_row[at[described]], device.name[at[described]]
         # Equal texts have the same place, so that calls that are alike are counted once.
         columns = (causal[left[described]], *(text.starts[row] for text in texts))
         code = np.where(with_values[name], len(with_values) + row, name)
@@ -204,4 +206,5 @@ def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray, causal: 
         left = np.delete(left, described[known])
         at = parent[np.delete(at, described[known])]
         left, at = left[at >= 0], at[at >= 0]
+        describes &= of_library
     return works
