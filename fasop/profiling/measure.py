@@ -148,10 +148,9 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> list[KindSeconds]:
     times[1] /= LAYERS
     passes = [KindSeconds(*each) for each in np.transpose(times, (1, 2, 0)).reshape(4, 3).tolist()]
     held = [sum(p.numel() for p in each.parameters()) for each in (words, places, layer, last_norm, head)]
-    fixed, each = _update([p.shape for p in layer.parameters()], runs)
-    of_head = held[3] + (0 if model.tied else held[4])
-    update = KindSeconds(fixed + each * sum(held[:2]), each * held[2], each * of_head)
-    return [*passes[:2], update, *passes[2:]]
+    counts = sum(held[:2]), held[2], held[3] + (0 if model.tied else held[4])
+    each = _update([p.shape for p in layers.parameters()], runs) / (LAYERS * held[2])
+    return [*passes[:2], KindSeconds(*(each * count for count in counts)), *passes[2:]]
 
 
 def add_gradient(main: torch.Tensor, weight: torch.Tensor) -> None:
@@ -161,31 +160,24 @@ def add_gradient(main: torch.Tensor, weight: torch.Tensor) -> None:
     weight.grad = None
 
 
-def _update(shapes: list[torch.Size], runs: Runs) -> tuple[float, float]:
-    """Seconds of clipping, AdamW's step in fp32, 16-bit copies and empty gradients: what no parameter takes,
-    and each one (from one layer and three).
-    """
+def _update(shapes: list[torch.Size], runs: Runs) -> float:
+    """Seconds of clipping, AdamW's step in fp32, 16-bit copies and empty gradients."""
     import torch
 
-    found = []
-    for copies in (1, 3):
-        weights = [torch.zeros(shape, device=runs.device, requires_grad=True) for shape in shapes * copies]
-        for weight in weights:
-            weight.grad = torch.ones_like(weight)
-        adam, main = torch.optim.AdamW(weights, fused=True), [weight.detach() for weight in weights]
-        narrow = [weight.to(getattr(torch, runs.dtype)) for weight in main]
+    weights = [torch.zeros(shape, device=runs.device, requires_grad=True) for shape in shapes]
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    adam, main = torch.optim.AdamW(weights, fused=True), [weight.detach() for weight in weights]
+    narrow = [weight.to(getattr(torch, runs.dtype)) for weight in main]
 
-        def step(_: None, adam: Any = adam, main: Any = main, narrow: Any = narrow) -> None:
-            torch.nn.utils.clip_grad_norm_(adam.param_groups[0]["params"], 1.0)
-            adam.step()
-            if runs.dtype != "float32":
-                torch._foreach_copy_(narrow, main)
-            adam.zero_grad(set_to_none=False)
+    def step(_: None) -> None:
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        adam.step()
+        if runs.dtype != "float32":
+            torch._foreach_copy_(narrow, main)
+        adam.zero_grad(set_to_none=False)
 
-        found += _medians(runs, step)[0].tolist()
-    count = sum(shape.numel() for shape in shapes)
-    each = max(found[1] - found[0], 0.0) / 2 / count
-    return max(found[0] - each * count, 0.0), each
+    return float(_medians(runs, step)[0, 0])
 
 
 def _medians(runs: Runs, *parts: Callable[[Any], Any]) -> np.ndarray:
