@@ -34,10 +34,10 @@ from chakra_et.cost.fit import fit as fit_model
 from chakra_et.cost.operator_times import CLASSES, FILE, SETS, GpuModel, OperatorCall, gpu_model, item_bytes
 from chakra_et.errors import TraceError
 from chakra_et.files import write_text
-from chakra_et.predict.gpu import launched_operators, on_target
 from chakra_et.simulate.run import make_run
 from chakra_et.text import table
 from chakra_et.traces.sets import Pair
+from chakra_et.transform.gpu import launched_operators, on_target
 
 _STANDS = {("H100", "queue.more"), ("MI300X", "cache.speedup"), ("MI300X", "matrix product.launch")}
 """No such effect shows in any trace: these keep their values."""

@@ -11,11 +11,11 @@ from chakra_et.convert.pair import convert_pair
 from chakra_et.cost import networks
 from chakra_et.cost.operator_times import CLASSES
 from chakra_et.errors import TraceError
-from chakra_et.predict.gpu import OtherGpu, kernel_kinds
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.text import shortened
 from chakra_et.traces.sets import Pair
+from chakra_et.transform.gpu import OtherGpu, kernel_kinds
 
 SMALLEST_SHARE = 0.02
 """Kernel classes with less of the time than this have no row."""

@@ -11,7 +11,7 @@ from chakra_et.diagnose.node_classes import ALLOCATING, CLASSES, COMPILING, HOST
 from chakra_et.diagnose.rates import LISTED
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
-from chakra_et.predict.predict import mean_step_ns
+from chakra_et.predict.predict import mean_step_ns, steady_ns
 from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, WAIT, activity
 from chakra_et.simulate.critical_path import critical_path
 from chakra_et.simulate.run import Run, Setting, solve
@@ -61,10 +61,10 @@ def gain(run: Run, *changes: Change) -> float:
     try:
         for change in changes:
             setting = change.apply(run, setting)
-        after = mean_step_ns(run, solve(run, setting)).max() / 1e6
+        after = float(steady_ns(run, solve(run, setting)).max())
     except TraceError:
         return 0.0
-    return 1 - after / before if (before := step_ms(run)) else 0.0
+    return 1 - after / before if (before := steady_ns(run, solve(run, run.measured)).max()) else 0.0
 
 
 def step_ms(run: Run) -> float:

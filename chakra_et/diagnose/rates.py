@@ -1,6 +1,6 @@
 """How fast kernels are: against what the GPU could do, and against what such work usually takes there.
 
-What an operator works on and what that takes come from ``predict.gpu`` and ``cost.operator_times``, as
+What an operator works on and what that takes come from ``transform.gpu`` and ``cost.operator_times``, as
 for ``chakra-et predict --gpu``; ``docs/HOW_TRUE.md`` says how true these times are.
 """
 
@@ -17,10 +17,10 @@ from chakra_et.cost.gpus import by_driver
 from chakra_et.cost.operator_times import CLASSES, GpuModel, OperatorCall, gpu_model
 from chakra_et.diagnose import node_classes
 from chakra_et.diagnose.kernel_names import LONGEST, kernel_name
-from chakra_et.predict.gpu import kernel_kinds, launched_operators
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import shortened
+from chakra_et.transform.gpu import kernel_kinds, launched_operators
 
 WORK = ("num_ops", "tensor_size")
 KERNEL_KINDS = (*CLASSES, node_classes.BEFORE)

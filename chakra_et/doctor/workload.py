@@ -25,15 +25,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 Step = Callable[[], None]
-VOCABULARY = 1024
+VOCABULARY, WIDTH = 1024, 64
 WAIT_STEPS = 8
 
 
 @dataclass(frozen=True)
 class Workload:
     """A model, and how its steps run. ``hidden``: width; ``mode``: eager, compile, graphs or checkpoint;
-    ``backend``: of DistributedDataParallel, "" for one process without it; ``repeats``: how often one
-    elementwise operator (erfinv) is called in a step; ``kind``: transformer, launches (tiny operators),
+    ``backend``: of DistributedDataParallel, "" for one process without it; ``noise``: elements of
+    an elementwise operator (erfinv) in a step; ``kind``: transformer, launches (tiny operators),
     copies (large elementwise ones) or products (large matrix products)."""
 
     name: str
@@ -44,7 +44,7 @@ class Workload:
     seq: int = 64
     mode: str = "eager"
     backend: str = ""
-    repeats: int = 1
+    noise: int = 1 << 16
     steps: int = 3
     trace: str = ""
 
@@ -56,7 +56,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.given, hidden = given, given.hidden
         self.embed = nn.Embedding(VOCABULARY, hidden)
-        size = (hidden, max(hidden // 64, 1), 4 * hidden)
+        size = (hidden, max(hidden // WIDTH, 1), 4 * hidden)
         how: dict[str, Any] = {"activation": "gelu", "dropout": 0.0, "batch_first": True, "norm_first": True}
         self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(*size, **how) for _ in range(given.layers))
 
@@ -83,19 +83,19 @@ def make_step(given: Workload) -> Step:
     if given.kind != "transformer":
         return _plain_step(given, where)
     kind = torch.bfloat16 if on_gpu else torch.float32
-    model: nn.Module = Transformer(given).to(where, kind)
+    with where:  # whose random numbers come sooner
+        model: nn.Module = Transformer(given).to(kind)
     if given.mode == "compile":
         model.compile()
     if given.backend:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), capturable=given.mode == "graphs" and on_gpu)
     tokens = torch.randint(0, VOCABULARY, (given.batch, given.seq), device=where)
-    noise = torch.rand(1 << (22 if on_gpu else 16), device=where)
+    noise = torch.rand(given.noise, device=where)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)
-        for _ in range(given.repeats):
-            torch.erfinv(noise)
+        torch.erfinv(noise)
         model(tokens).float().square().mean().backward()
         optimizer.step()
 

@@ -200,7 +200,7 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
 
         found.append(Accumulate(config.accumulate))
     if config.gpu:
-        from chakra_et.predict.gpu import parse_gpu
+        from chakra_et.transform.gpu import parse_gpu
 
         found.append(parse_gpu(config.gpu))
     if config.scale or config.gpu_kernels is not None or config.rank is not None or config.overlap:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace, Ragged
-from chakra_et.et.node_attributes import with_integers, with_metadata
+from chakra_et.et.node_attributes import parents, with_integers, with_metadata
 from chakra_et.et.record import write_run
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
@@ -124,7 +124,10 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
         if isinstance(change, Change):
             setting = change.apply(changed, setting)
     before, after = solve(run, run.measured), solve(changed, setting)
-    before_ns, after_ns = mean_step_ns(run, before), mean_step_ns(changed, after)
+    before_ns, means_ns = mean_step_ns(run, before), mean_step_ns(changed, after)
+    # A long run changes as its steps do: it has one end.
+    by_end = before_ns / np.maximum(steady_ns(run, before), 1)
+    after_ns = steady_ns(changed, after) * by_end[np.arange(len(means_ns)) % len(by_end)]
     off = []  # by each doubt come true by one standard deviation
     for own, lasting in setting.doubts if explain else ():
         if own.any() or lasting.any():
@@ -134,7 +137,7 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
                 lasting_ns=np.maximum(setting.lasting_ns + lasting, 0),
                 demand=None if lasting.any() else setting.demand,
             )
-            off.append(mean_step_ns(changed, solve(changed, doubtful)) - after_ns)
+            off.append(mean_step_ns(changed, solve(changed, doubtful)) - means_ns)
     none: list[dict[str, float]] = [{}] * max(len(run.steps), len(changed.steps))
     bound = [bounds(run, before), bounds(changed, after)] if explain else [none, none]
     steps_before = run.step_times(before.start_ns, before.end_ns)
@@ -156,6 +159,32 @@ def mean_step_ns(run: Run, timeline: NodeTimes) -> np.ndarray:
     """The mean step of each trace, float64[T] ns: see ``RankPrediction``."""
     every = run.step_times(timeline.start_ns, timeline.end_ns)
     return np.array([sum(steps) / len(steps) for steps in every])
+
+
+def steady_ns(run: Run, timeline: NodeTimes) -> np.ndarray:
+    """The mean step of each trace as in a long run, float64[T] ns: there, what the device does after the
+    host's last step is beside a further one; and where a stream has more to do than the host, it sets the
+    pace."""
+    found, graph = mean_step_ns(run, timeline), run.graph
+    start, end, node_of = timeline.start_ns, timeline.end_ns, graph.scatter(np.arange(len(graph)))
+    for at, (steps, trace, nodes) in enumerate(zip(run.steps, graph.traces, node_of, strict=True)):
+        on_device, count = (stream := trace.column("stream", -1)) >= 0, len(steps.names)
+        launch = np.where(on_device, parents(trace), -1) if on_device.any() else np.array([])
+        rows = np.flatnonzero(launch >= 0)
+        if count < 2 or not len(rows):
+            continue
+        launches, work = nodes[launch[rows]], nodes[on_device]
+        step = np.searchsorted(graph.position[steps.first], graph.position[launches], "right") - 1
+        given, done = np.zeros((2, count))
+        for last, ending in ((given, launches), (done, nodes[rows])):
+            np.maximum.at(last, np.maximum(step, 0), end[ending])
+        # The host's last step ends as others do, as it may wait for the device there.
+        begins = start[steps.first]
+        last = min(end[nodes[~on_device]].max(), given[-1] + begins[-1] - given[-2])
+        of_host, of_device = (last - begins[0]) / count, (done[-1] - done[0]) / (count - 1)
+        busy = np.bincount(stream[on_device], (end - start)[work]).max()
+        found[at] = of_device if busy > count * of_host else of_host
+    return found
 
 
 def _own_error(measured: np.ndarray | None, before_ns: float, after_ns: float) -> list[float]:

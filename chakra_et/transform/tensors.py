@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,14 @@ def with_tokens(ranks: RankTraces, batch: str, sequence: str) -> RankTraces:
 
 def with_dimensions(ranks: RankTraces, sizes: Mapping[int, int]) -> RankTraces:
     """The ranks whose tensors have other dimensions, old size → new size: ``{10: 20, 720: 1440}`` for twice a
-    batch of 10, where 720 is 10 sequences of 72. Raises ``TraceError`` where no work depends on them."""
+    batch of 10, where 720 is 10 sequences of 72. Raises ``TraceError`` where no work depends on them, or one
+    is also another size of the model."""
+    try:
+        found = find_sizes(ranks.operators(), ranks.where)
+    except TraceError:  # what the sizes are is the user's to know
+        pass
+    else:
+        found.refuse_alike(sizes, ranks.where)
     texts = [text for trace in ranks.traces.values() if trace.inputs for text in trace.inputs.shapes]
     common = Counter(size for text in texts for shape in shapes_in(text) for size in shape)
     return _reshaped(
@@ -108,7 +115,8 @@ def _reshaped(
     return ranks.with_traces(
         traces,
         f"{what}: {nodes:,} nodes that took {before / 1000:,.1f} ms take {after / 1000:,.1f} ms, assuming "
-        "that an operator's time follows its operations, but for what one without work takes",
+        "that an operator's time follows its operations, but for what one without work takes, and a kernel's "
+        "the model of its GPU where that is known",
         f"{reduced:,} collectives of gradients changed with the parameters, and {moved:,} other collectives "
         "and messages with the tensors that they carry; what has no recorded shape stays",
     )
@@ -126,6 +134,27 @@ class Sizes:
     tables: frozenset[Shape]
     heads: int
     width: int
+
+    @property
+    def widths(self) -> set[int]:
+        """Sizes of layers and heads. The leftmost size that equals the batch is the batch, and a table's
+        length is no size of a layer."""
+        found = {size for shape in self.parameters - self.tables for size in shape}
+        found |= {size for shape in self.tables for size in shape[1:]}
+        return (found | {self.heads, self.width}) - {self.batch, 0}
+
+    def refuse_alike(self, changed: Iterable[int], where: str) -> None:
+        """Raises ``TraceError`` where one of these sizes is that of the batch or tokens, and another one."""
+        tokens = self.batch * self.sequence
+        what = {self.sequence: f"a sequence of {self.sequence}", self.batch: f"a batch of {self.batch}"}
+        what[tokens] = f"{self.batch} × {self.sequence} tokens"
+        others = self.widths | {1} | {shape[0] for shape in self.tables if shape[0] == tokens}
+        for size in changed:
+            if size in what and size in others:
+                raise TraceError(
+                    f"{where}: {what[size]} can't be told from another size {size} of the model: capture "
+                    "with sizes that differ from all of the model's"
+                )
 
 
 def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
@@ -182,25 +211,14 @@ def _shapes_of(
 def resizing(sizes: Sizes, batch: int, sequence: int, where: str) -> Callable[[Shape], Shape]:
     """What makes a tensor's shape that of another batch and sequence. Raises ``TraceError`` where their sizes
     can't be told from others."""
-    changes: dict[int, str] = {}
-    if batch != sizes.batch:
-        changes[sizes.batch] = f"a batch of {sizes.batch}"
-    if sequence != sizes.sequence:
-        changes[sizes.sequence] = f"a sequence of {sizes.sequence}"
-    if changes:
-        changes[sizes.batch * sizes.sequence] = f"{sizes.batch} × {sizes.sequence} tokens"
+    changes = (
+        (sizes.batch, batch),
+        (sizes.sequence, sequence),
+        (sizes.batch * sizes.sequence, batch * sequence),
+    )
     if sizes.batch == sizes.sequence:
         raise TraceError(f"{where}: batch and sequence are both {sizes.batch}: capture different ones")
-    # The leftmost size that equals the batch is the batch; a table's length is no size of a layer.
-    widths = {size for shape in sizes.parameters - sizes.tables for size in shape}
-    widths |= {size for shape in sizes.tables for size in shape[1:]}
-    widths = (widths | {sizes.heads, sizes.width}) - {sizes.batch, 0}
-    for size, what in changes.items():
-        if size in widths or size == 1:
-            raise TraceError(
-                f"{where}: {what} can't be told from another size {size} of the model: capture with "
-                "sizes that differ from all of the model's"
-            )
+    sizes.refuse_alike([have for have, new in changes if new != have], where)
     kept = sizes.parameters | {shape[::-1] for shape in sizes.parameters}
     by_length = {sizes.sequence + off: sequence + off for off in (0, 1, -1)}
     joined = {sizes.batch * length: batch * other for length, other in by_length.items()}
@@ -210,7 +228,7 @@ def resizing(sizes: Sizes, batch: int, sequence: int, where: str) -> Callable[[S
     joined.pop(sizes.sequence, None)
     # Products and neighbours of sizes that are also a size of the model are that.
     for others in (joined, by_length):
-        for size in widths & others.keys():
+        for size in sizes.widths & others.keys():
             del others[size]
 
     def resized_shape(shape: Shape) -> Shape:

@@ -14,11 +14,11 @@ from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model, read_mod
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.predict.command import PredictConfig
-from chakra_et.predict.gpu import OtherGpu, parse_gpu
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
-from chakra_et.transform.durations import Overlap, RankAs, Scale, parse_scale
+from chakra_et.transform.durations import GpuKernels, Overlap, RankAs, Scale, parse_scale
 from chakra_et.transform.flags import parse_sizes
+from chakra_et.transform.gpu import OtherGpu, parse_gpu
 from chakra_et.transform.network import TCP_PAYLOAD, Network, find_communication, gloo_segments
 from chakra_et.transform.scale import Scaling
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
@@ -273,6 +273,31 @@ def with_shapes(run_of: list[dict], shapes: dict[int, str]) -> Run:
     return make_run("shapes", [replace(trace, inputs=tensors)], [0])
 
 
+def pipelined(host: int, device: int, steps: int = 3) -> Run:
+    """Steps in which the host takes ``host`` µs, at the end of which it launches ``device`` µs."""
+    nodes: list[dict[str, Any]] = []
+    for step in range(steps):
+        at, deps = 4 * step, ((4 * step - 1,) if step else ())
+        nodes += [
+            cpu(at + 1, 0, deps, name=f"ProfilerStep#{step}", start=1 + step * host),
+            cpu(at + 2, host - 10, (at + 1,), name="aten::mm", start=1 + step * host),
+            cpu(at + 3, 10, (at + 2,), name="cudaLaunchKernel", start=1 + (step + 1) * host - 10),
+            kernel(
+                at + 4, device, (at + 3,), parent=at + 2, name="gemm", kind="kernel",
+                start=1 + (step + 1) * host,
+            ),
+        ]  # fmt: skip
+    return make_run("run", [make_trace(*nodes)], [0])
+
+
+@pytest.mark.parametrize(("factor", "expected"), ((1.0, 1.0), (2.0, 1.0), (3.0, 1.2), (5.0, 2.0)))
+def test_the_end_of_the_recording_is_no_part_of_a_step(factor: float, expected: float) -> None:
+    """The host takes 100 µs per step and the device 40, which shows only in the last step until it is more
+    than the host's; from then on the device sets the pace."""
+    prediction = predict(pipelined(100, 40), [GpuKernels(factor)])
+    assert prediction.after_ms / prediction.before_ms == pytest.approx(expected)
+
+
 def test_other_sizes_change_what_works_on_them() -> None:
     operator = {"kind": "operator", "lane": 0}
     run = with_shapes(
@@ -295,8 +320,9 @@ def test_other_sizes_change_what_works_on_them() -> None:
         },
     )
     prediction = predict(run, [Scaling(resize={10: 20, 720: 1440}, spread=0.0)])
-    # Of each node 2 µs, as aten::t takes, don't grow; nor does the call of the product within linear.
-    grown = (2 + 98 * 2) + (2 + 48 * 2) + (2 + 1 * 2) + (2 + 38 * 2)
+    # Of each node 2 µs, as aten::t takes, don't grow; nor does the call of the product within linear, nor
+    # that of a kernel.
+    grown = (2 + 98 * 2) + (2 + 48 * 2) + 3 + (2 + 38 * 2)
     assert us(prediction) == pytest.approx([1 + 10 + 2 + 30 + grown], abs=0.01)
     # The longer sequence is in the flattened dimension too.
     assert (

@@ -16,11 +16,11 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.predict.command import lines
-from chakra_et.predict.gpu import OtherGpu
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.accumulation import Accumulate
 from chakra_et.transform.durations import Scale
+from chakra_et.transform.gpu import OtherGpu
 from chakra_et.transform.network import Network
 from chakra_et.transform.scale import Scaling
 from tests.predict.test_ddp import Step, ddp

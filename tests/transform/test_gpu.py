@@ -15,9 +15,9 @@ from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et.cost import gpus, operator_times
 from chakra_et.cost.operator_times import CLASSES, GpuModel, OperatorCall, gpu_model
 from chakra_et.et.columns import TensorInfo
-from chakra_et.predict.gpu import OtherGpu, kernel_kinds, launched_operators, on_target
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
+from chakra_et.transform.gpu import OtherGpu, kernel_kinds, launched_operators, on_target, resized_kernels
 from tests.shared import shared_path
 from tests.simulate.replay_traces import cpu, kernel, make_trace
 
@@ -88,6 +88,25 @@ def test_a_library_s_operator_takes_what_the_other_library_s_does() -> None:
     assert changed[2] + changed[3] + changed[4] == pytest.approx(whole, rel=1e-3)
     assert changed[2] == pytest.approx(whole * 200 / 213, rel=1e-3)
     assert changed[9] == 50  # a copy to the host
+
+
+def test_other_sizes_take_what_the_model_of_the_run_s_gpu_says() -> None:
+    """Products as efficient as all of the run's are, other kernels as each was; nothing on a GPU that isn't
+    known, and where the work isn't."""
+    (trace,) = two_operators().graph.traces
+    trace.metadata["device_name"] = "NVIDIA H100 80GB HBM3"
+    assert trace.inputs is not None
+    texts = [text.replace(b"4096", b"512").replace(b"8192", b"4096") for text in trace.inputs.shapes]
+    smaller = resized_kernels(trace, replace(trace, inputs=replace(trace.inputs, shapes=texts)))
+    product = OperatorCall("matrix product", 2 * 512**3, 3 * 2 * 512**2, product=(1, 512, 512, 512))
+    own = 213 / H100.micros(launched_operators(two_operators()).work[0])
+    assert smaller[2:5].sum() == pytest.approx(H100.micros(product) * own, rel=1e-3)
+    adds = [OperatorCall("elementwise", size**2, 6 * size**2, idle=True) for size in (4096, 8192)]
+    assert smaller[6] == pytest.approx(250 * H100.micros(adds[0]) / H100.micros(adds[1]), rel=0.03)
+    assert np.isnan(smaller[[0, 1, 5, 7, 9]]).all()
+    assert resized_kernels(trace, trace)[2:5].tolist() == [200, 3, 10]
+    trace.metadata["device_name"] = "mine"
+    assert np.isnan(resized_kernels(trace, trace)).all()
 
 
 def test_pytorch_s_own_kernels_keep_their_efficiency() -> None:

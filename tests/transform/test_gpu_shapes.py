@@ -11,11 +11,11 @@ import pytest
 from chakra_et.convert.pair import convert_pair
 from chakra_et.cost.operator_times import OperatorCall
 from chakra_et.et import file as et_file
-from chakra_et.predict.gpu import launched_operators
-from chakra_et.predict.gpu_shapes import described, memory_layout
 from chakra_et.simulate.run import make_run
 from chakra_et.traces.fields import STRIDES
 from chakra_et.traces.sets import Pair
+from chakra_et.transform.gpu import launched_operators
+from chakra_et.transform.gpu_shapes import described, memory_layout
 from tests.generator.hand_made import annotation, call, kernel, op, write_kineto
 
 torch = pytest.importorskip("torch")
