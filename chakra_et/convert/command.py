@@ -48,7 +48,7 @@ from chakra_et.traces.sets import TraceSet
 Kind = TypeVar("Kind")
 FOLDER = "outputs"
 RARE = "for damaged or hostile files"
-MOST_OVERHEAD = 0.1
+MOST_UNEXPLAINED = 0.1
 """Of a critical path; more is a warning."""
 
 
@@ -257,27 +257,25 @@ def as_json(result: SetResult) -> dict[str, Any]:
 
 
 def _warnings(result: SetResult) -> list[str]:
-    """One sentence per warning of a run, with its count over all ranks; and one if more than a tenth
-    of a critical path is overhead, for the worst rank."""
+    """One sentence per warning of a run, with its count over all ranks; and one if nothing explains more than
+    a tenth of a critical path, for the worst rank."""
     by_key: dict[str, dict[int, int]] = defaultdict(dict)
     above: dict[int, float] = {}
     for rank, outcome in result.good.items():
         for key, count in outcome.report.warnings.items():
             by_key[key][rank] = count
-        if (share := outcome.report.overhead_share or 0.0) > MOST_OVERHEAD:
-            above[rank] = share
+        whole = sum(outcome.report.critical_path_us.values())
+        if outcome.report.unexplained_us > MOST_UNEXPLAINED * whole:
+            above[rank] = outcome.report.unexplained_us / whole
     found = [
         f"warning: {_named(result, list(counts))}: {sentence(key)}: {sum(counts.values())}"
         for key, counts in sorted(by_key.items())
     ]
     if above:
-        worst = max(above, key=lambda rank: above[rank])
-        path = result.good[worst].report.critical_path_us
-        host, device = (path[f"{side}-overhead"] / sum(path.values()) for side in ("host", "device"))
+        most = f"{'up to ' * (len(above) > 1)}{max(above.values()):.0%}"
         found.append(
-            f"warning: {_named(result, list(above))}: {'up to ' * (len(above) > 1)}{above[worst]:.0%} of "
-            f"the critical path is overhead that no event explains ({host:.0%} on the host, mostly Python "
-            f"between operators; {device:.0%} on the device)"
+            f"warning: {_named(result, list(above))}: {most} of the critical path is time that nothing "
+            "recorded explains: gaps on the device, and of 1 ms and more on the host"
         )
     return found
 

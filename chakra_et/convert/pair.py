@@ -82,7 +82,7 @@ def convert_pair(pair: Pair, options: PairOptions = PairOptions()) -> Converted:
 def add_report(trace: ExecutionTrace, report: RankReport) -> None:
     """Add the shares of the critical path to the report, and the report to the file's metadata."""
     if (found := shares(trace)) is not None:
-        report.critical_path_us, report.busy_us = found
+        report.critical_path_us, report.busy_us, report.unexplained_us = found
     trace.metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
 
 

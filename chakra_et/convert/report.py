@@ -31,8 +31,8 @@ class RankReport:
       work from before the recording
     - ``link_rate``: part (0 to 1) of the host operators with a device record
     - ``steps_us``: measured µs by step number
-    - ``critical_path_us``, ``busy_us``: µs along the critical path and of all nodes, by kind as in
-      ``replay.shares``; empty without start times
+    - ``critical_path_us``, ``busy_us``, ``unexplained_us``: µs along the critical path and of all nodes, by
+      kind, and of the path what nothing explains, as in ``time_by_kind.shares``; empty without start times
     - ``clocks``: device → its clock against the host's, see ``launches.Clock``
     - ``findings``: every loss, repair, warning and note by key, see ``chakra_et.findings``
     """
@@ -50,6 +50,7 @@ class RankReport:
     steps_us: dict[str, float] = field(default_factory=dict)
     critical_path_us: dict[str, int] = field(default_factory=dict)
     busy_us: dict[str, int] = field(default_factory=dict)
+    unexplained_us: int = 0
     clocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
 

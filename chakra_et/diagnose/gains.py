@@ -15,15 +15,13 @@ from chakra_et.predict.predict import mean_step_ns, steady_ns
 from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, WAIT, activity
 from chakra_et.simulate.critical_path import critical_path
 from chakra_et.simulate.run import Run, Setting, solve
-from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.simulate.time_by_kind import KINDS, LONG_NS
 from chakra_et.simulate.timing import waits
 from chakra_et.transform.changes import Change
 from chakra_et.transform.durations import RankAs, scaled
 
 FEW_RANKS = 8
 """Of more ranks than these, only the ones that compute the longest are tried as the slow ones."""
-LONG_NS = 1e6
-"""Who does so long nothing that was recorded, isn't launching."""
 SLOWER = 0.02
 """By which part a rank must compute longer than the median one to be one of several slow ranks."""
 

@@ -99,9 +99,10 @@ def judged(run: Run, untraced_ms: float, on_gpu: bool) -> Iterator[Line]:
         nodes = int((on_device & (node_kinds(trace) != KINDS.index("device-overhead"))).sum())
         yield equal(f"{name}, rank {rank}: kernels and copies in the .et", nodes, recorded)
         found = shares(trace)
+        between = overhead_part(found[0]) if found else 1.0
         yield at_most(
-            f"{name}, rank {rank}: critical path that nothing explains",
-            overhead_part(found[0]) if found else 1.0,
+            f"{name}, rank {rank}: critical path that nothing explains ({between:.0%} are between operators)",
+            found[2] / max(sum(found[0].values()), 1) if found else 1.0,
             MOST_UNEXPLAINED,
             on_gpu,
         )

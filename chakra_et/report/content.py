@@ -111,7 +111,7 @@ def path_by_kind(run: ReportRun) -> dict[str, int]:
 
 
 # Where a figure is worse than this, the page shows "check" beside it. Overhead as in `chakra-et convert`.
-WORST_REPLAY_PERCENT, WORST_OVERHEAD, LEAST_LINKED = 3.0, 0.10, 0.99
+WORST_REPLAY_PERCENT, MOST_UNEXPLAINED, LEAST_LINKED = 3.0, 0.10, 0.99
 LONGEST_FACT = 400
 # What the conversion report has of each rank, and how the page calls it.
 FINDINGS = {"warnings": "warning", "repairs": "repair", "losses": "left out", "notes": "note"}
@@ -144,8 +144,10 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
             reasons.append(f"the replay is off by {error:+.1f}%: dependencies are missing or wrong")
         if linked is not None and linked < LEAST_LINKED:
             reasons.append(f"only {linked:.1%} of the host operators are in the device trace")
-        if (overhead or 0) > WORST_OVERHEAD:
-            reasons.append(f"no event explains {overhead:.0%} of this rank's critical path")
+        path = sum(replay["critical_path_us"].values())
+        if measured is not None and replay["unexplained_us"] > MOST_UNEXPLAINED * path:
+            share = replay["unexplained_us"] / path
+            reasons.append(f"nothing recorded explains {share:.0%} of this rank's critical path")
         findings = [
             [kind, str(each.get("text", each.get("id", ""))), _count(each)]
             for name, kind in FINDINGS.items()

@@ -19,7 +19,8 @@ def report(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> list[dict[str,
     ``measured_us``, ``simulated_us`` and ``error_percent`` (positive if the replay is slower); the same of
     each of its ``steps``, with their ``name``; ``start_error_us``: ``median`` and ``p95`` of |simulated -
     measured start| over all nodes, with starts relative to the rank's first node; measured time by kind as
-    ``critical_path_us`` and ``busy_us``. In a file without start times, measured figures are None or {}.
+    ``critical_path_us`` and ``busy_us``, and ``unexplained_us`` of the former. In a file without start times,
+    measured figures are None, 0 or {}.
     """
     found, starts = [], run.graph.scatter(start_ns - run.release_ns)
     for at, simulated in enumerate(run.step_times(start_ns, end_ns)):
@@ -30,7 +31,7 @@ def report(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> list[dict[str,
             total = sum(taken) if names else end
             off = (np.percentile(np.abs(starts[at] - measured), [50, 95]) / 1000).tolist()
         steps = zip(names, simulated, taken, strict=False)
-        path, busy = shares(trace) or ({}, {})
+        path, busy, unexplained = shares(trace) or ({}, {}, 0)
         found.append(
             {
                 "rank": run.graph.ranks[at],
@@ -40,6 +41,7 @@ def report(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> list[dict[str,
                 "start_error_us": dict(zip(("median", "p95"), off, strict=True)),
                 "critical_path_us": path,
                 "busy_us": busy,
+                "unexplained_us": unexplained,
             }
         )
     return found

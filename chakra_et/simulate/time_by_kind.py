@@ -14,21 +14,24 @@ from chakra_et.et.node_attributes import communicates, texts
 # In the order in which tables show them.
 KINDS = ("operator", "runtime", "kernel", "copy", "transfer", "wait", "host-overhead", "device-overhead")
 OVERHEAD = ("host-overhead", "device-overhead")
+LONG_NS = 1e6
+"""Who does so long nothing that was recorded, isn't launching."""
 _CALLED = {"annotation": "operator", "memcpy": "copy", "memset": "copy"}
 _CALLED |= {"collective": "transfer", "p2p": "transfer"}
 """What the attribute ``kind`` calls otherwise."""
 
 
 def overhead_part(path: Mapping[str, int]) -> float:
-    """The part (0 to 1) of a critical path, µs by kind, that no operator, call, kernel or communication
-    explains."""
+    """The part (0 to 1) of a critical path, µs by kind, in which no operator, call, kernel or communication
+    runs."""
     total = sum(path.values())
     return sum(path[kind] for kind in OVERHEAD) / total if total else 0.0
 
 
-def shares(trace: ExecutionTrace) -> tuple[dict[str, int], dict[str, int]] | None:
-    """µs by kind in ``KINDS`` of one rank's file, along its critical path and summed over all nodes; None for
-    a file without start times.
+def shares(trace: ExecutionTrace) -> tuple[dict[str, int], dict[str, int], int] | None:
+    """µs by kind in ``KINDS`` of one rank's file, along its critical path and summed over all nodes; and the
+    µs of that path which nothing explains: overhead of devices, and of the host from ``LONG_NS`` on (shorter
+    one is Python, or the engine of autograd, between two operators). None for a file without start times.
 
     The critical path is traced back from the node that ends last, from each node to its dependency that ends
     last. Communication counts as transfer, except for ``wait_micros``, which counts as wait.
@@ -39,7 +42,9 @@ def shares(trace: ExecutionTrace) -> tuple[dict[str, int], dict[str, int]] | Non
     duration = trace.duration_micros.astype(np.int64)
     wait = np.minimum(trace.column("wait_micros"), duration)
     path = critical_path(trace)
-    return _by_kind(kind[path], duration[path], wait[path]), _by_kind(kind, duration, wait)
+    on_host, on_device = (kind[path] == KINDS.index(each) for each in OVERHEAD)
+    unexplained = int(duration[path][on_device | on_host & (duration[path] * 1000 >= LONG_NS)].sum())
+    return _by_kind(kind[path], duration[path], wait[path]), _by_kind(kind, duration, wait), unexplained
 
 
 def critical_path(trace: ExecutionTrace) -> np.ndarray:

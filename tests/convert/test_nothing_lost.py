@@ -119,13 +119,13 @@ def test_no_operators_to_link_is_an_error(side: str, tmp_path: Path) -> None:
 def test_unexplained_time_above_a_tenth_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two operators of 100 µs with 600 µs of Python between them: 75% of the critical path."""
-    path = write_kineto(tmp_path / "one.json", [op("aten::mm", 0, 100), op("aten::add", 700, 100)])
+    """Two operators of 1 ms with 6 ms between them: 75% of the critical path."""
+    path = write_kineto(tmp_path / "one.json", [op("aten::mm", 0, 1000), op("aten::add", 7000, 1000)])
     arguments = ["convert", str(path), "-o", str(tmp_path / "out")]
     assert main(arguments) == 0
     printed = capsys.readouterr()
     assert "75.0%" in printed.out
-    assert "75% of the critical path is overhead" in printed.err
+    assert "75% of the critical path is time that nothing recorded explains" in printed.err
     report = json.loads(next((tmp_path / "out").glob("*_conversion.json")).read_text())["ranks"]["0"]
-    assert report["critical_path_us"]["host-overhead"] == 600
-    assert sum(report["critical_path_us"].values()) == sum(report["busy_us"].values()) == 800
+    assert report["critical_path_us"]["host-overhead"] == report["unexplained_us"] == 6000
+    assert sum(report["critical_path_us"].values()) == sum(report["busy_us"].values()) == 8000

@@ -66,7 +66,7 @@ def test_kernels_wait_for_the_collectives_of_other_streams() -> None:
     trace = converted(MI300).trace
     found = shares(trace)
     assert found is not None
-    path, _ = found
+    path, _, _ = found
     assert path["device-overhead"] <= 0.05 * sum(path.values())
     quick = copy.copy(trace)
     is_communication = trace.types >= NodeType.COMM_SEND

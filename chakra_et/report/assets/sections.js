@@ -31,7 +31,7 @@ function verdicts(content) {
     { name: "measured", value: rank => rank.measured_ns, text: rank => duration(rank.measured_ns) },
     { name: "replayed", help: "the same nodes, run by their dependencies and durations alone", value: rank => rank.replayed_ns, text: rank => duration(rank.replayed_ns) },
     { name: "error", help: "replayed against measured time", value: rank => rank.replay_error, text: rank => signed(rank.replay_error) },
-    { name: "overhead", help: "part of the rank's critical path that no event explains", value: rank => rank.overhead, text: rank => percent(rank.overhead, 1) },
+    { name: "overhead", help: "part of the rank's critical path between operators, calls, kernels and communication: on the host mostly Python", value: rank => rank.overhead, text: rank => percent(rank.overhead, 1) },
   ];
   return el("div", {}, el("h3", {}, `How far each rank's trace can be trusted: ${good} of ${content.ranks.length} good`),
     sortableTable(columns, content.ranks, { label: "verdict per rank", limit: 16 }));
