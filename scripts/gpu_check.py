@@ -60,7 +60,9 @@ def training(folder: Path, on_gpu: bool) -> Iterator[Line]:
 def planner(folder: Path, on_gpu: bool) -> Iterator[Line]:
     """Layer costs measured as by ``fasop profile``, then plans against steps of whole models."""
     import torch
+    import transformers  # noqa: F401
 
+    gc.freeze()  # each graph collects garbage
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30 if on_gpu else 16.0
     device = torch.cuda.get_device_name(0) if on_gpu else "CPU"
     gpu = gpus.by_driver(device) or device.replace(" ", "-")
@@ -81,14 +83,16 @@ def _planned(name: str, gpu: str, folder: Path, on_gpu: bool) -> Iterator[Line]:
     from fasop.profiling.measure import Runs, measured
 
     models, cluster = str(folder / "models.yaml"), str(folder / "cluster.yaml")
-    batches, runs = ((1, 2, 4), Runs("cuda", "bfloat16")) if on_gpu else ((1,), Runs("cpu", "float32", 1, 2))
+    batches, runs = (
+        ((1, 2, 4), Runs("cuda", "bfloat16", 2, 5)) if on_gpu else ((1,), Runs("cpu", "float32", 1, 2))
+    )
     costs = measured(find_model(name, models), (1,), batches, runs, gpu)
     write_costs(folder / f"{name}.json", costs)
     flags = {"models_file": models, "attention": "flash", "unfused": ("loss",), "oom": True, "workers": 1}
     flags |= {"precision": "mixed" if on_gpu else "fp32"}
     measure = whole_steps(costs.models[name], on_gpu)
     for batch in batches:
-        what, held = f"{name}, micro-batch {batch}", [0.0, 0.0]
+        what, held = f"{name}, micro-batch {batch}", [0.0, 0.0, 0.0]
         for way, graphs in (("eager", "none"), ("by a CUDA graph", "full"))[: 1 + on_gpu]:
             given = flags | {"mbs": batch, "global_batch": batch, "cuda_graphs": graphs}
             plan = fasop.plan(name, cluster, [costs], **given)[0]
@@ -99,15 +103,16 @@ def _planned(name: str, gpu: str, folder: Path, on_gpu: bool) -> Iterator[Line]:
             yield at_most(step, abs(plan.step_time * 1e3 / taken - 1), 0.05, graphs == "full")
         told = plan.stage_memory[0]
         if on_gpu:
-            gib = f"{what}: planned {told:.1f} of {held[0]:.1f} GiB, {held[1]:.1f} in tensors"
+            parts = f"{held[1]:.1f} PyTorch's, {held[2]:.1f} in tensors"
+            gib = f"{what}: planned {told:.1f} of {held[0]:.1f} GiB, {parts}"
             yield at_most(gib, abs(told / held[0] - 1), 0.05)
         else:
             yield not_run(f"{what}: planned {told:.3f} GiB", "needs a GPU's count of memory")
 
 
-def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float, float, float]]:
+def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float, ...]]:
     """Training of transformers' GPT-2 without dropout: (micro-batch, whether by a CUDA graph) → (ms of a
-    step, GiB of the GPU that are taken, the most of them in tensors).
+    step, GiB of the GPU that are taken, the most that PyTorch held, and in tensors).
 
     On a GPU with 16-bit weights, and fp32 weights, gradients and moments beside them, as Megatron trains; on
     a CPU all in fp32.
@@ -122,9 +127,11 @@ def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float
         vocab_size=given.vocab, activation_function="gelu_pytorch_tanh", resid_pdrop=0.0, embd_pdrop=0.0,
         attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
+    _forget(on_gpu)
+    torch.set_default_dtype(torch.bfloat16 if on_gpu else torch.float32)
     with device():
         model = GPT2LMHeadModel(config)
-    model.to(dtype=torch.bfloat16 if on_gpu else torch.float32)
+    torch.set_default_dtype(torch.float32)
     weights = list(model.parameters())
     main = [weight.detach().float() if on_gpu else weight for weight in weights]
     optimizer = torch.optim.AdamW(main, fused=True, capturable=on_gpu)
@@ -147,19 +154,27 @@ def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float
             torch._foreach_copy_([weight.detach() for weight in weights], main)
         optimizer.zero_grad(set_to_none=False)
 
-    def measured(batch: int, graphs: bool) -> tuple[float, float, float]:
-        gc.collect()
-        if on_gpu:  # what the steps before have left
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+    def measured(batch: int, graphs: bool) -> tuple[float, ...]:
+        _forget(on_gpu)
         call = functools.partial(step, torch.randint(0, given.vocab, (batch, given.seq), device=device()))
-        (taken,) = step_ms([graphed(call) if graphs else call], 3 if on_gpu else 1, 3)
+        (taken,) = step_ms([graphed(call) if graphs else call], 3 if on_gpu else 1, 3 if graphs else 2)
         if not on_gpu:
-            return taken, 0.0, 0.0
+            return taken, 0.0, 0.0, 0.0
         free, whole = torch.cuda.mem_get_info()
-        return taken, (whole - free) / 2**30, torch.cuda.max_memory_allocated() / 2**30
+        most = whole - free, torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
+        return taken, *(size / 2**30 for size in most)
 
     return measured
+
+
+def _forget(on_gpu: bool) -> None:
+    """What was measured before."""
+    import torch
+
+    gc.collect()
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def peers(folder: Path, on_gpu: bool) -> Iterator[Line]:

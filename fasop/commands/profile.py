@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_costs(config.output, costs)
     for entry in costs.entries:
         total = sum(entry.forward) + sum(entry.backward or ())
-        host = f", of its host {sum(map(sum, entry.hosts)):.6f} s" if entry.hosts else ""
-        took = f"{total:.6f} s per micro-batch{host}"
+        alone = f", {sum(map(sum, entry.kernels)):.6f} s in a CUDA graph" if entry.kernels else ""
+        took = f"{total:.6f} s per micro-batch{alone}"
         print(f"{entry.model} on {entry.gpu}, tp {entry.tp}, mbs {entry.mbs}: {took}")
     print("\n".join(f"note: {note}" for note in notes), end="\n" if notes else "")
     print(f"costs: {config.output}")

@@ -82,7 +82,8 @@ class Compute:
         self.sources = []
         for file in cost_files:
             for name in (model.name, model.costs):
-                entries = {(e.gpu, e.tp, e.mbs): e for e in file.entries if e.model == name}
+                found = (entry for entry in file.entries if entry.model == name)
+                entries = {(e.gpu, e.tp, e.mbs): _graphed(e) if options.cuda_graphs else e for e in found}
                 if not entries:
                     continue
                 if _widths(file.models[name]) == _widths(model):
@@ -169,12 +170,6 @@ class Compute:
         share = 4 * model.seq / (24 * model.hidden + 4 * model.seq)
         scores = forward * share * np.array([kind in "TD" for kind in model.kinds])
         near = tp if tp in degrees else max((one for one in degrees if one < tp), default=degrees[0])
-        nearest_size = min(source.sizes(gpu, near), key=lambda size: abs(size - batch))
-        hosts = np.zeros(1)
-        if measured := source.entries[gpu, near, nearest_size].hosts:
-            ways = self.options, replace(self.options, cuda_graphs=False)
-            now, without_graphs = (host_seconds(model, tp, mbs, way) for way in ways)
-            hosts = np.array([of_model(np.array(row)) for row in measured]) * (now / without_graphs)
         # Micro-batches that were measured, those that ``growth`` stands for among them.
         steps = [step for kind in "TD" for step in (source.growth(gpu) or {}).get(kind, [])]
         sizes = [*source.sizes(gpu, near), *(divisor or begin for begin, _, divisor in steps)]
@@ -189,7 +184,7 @@ class Compute:
             if was and was != wanted:
                 how = f"{what.format(was)}, not {what.format(wanted)}"
                 notes.append(f"{model.name} on {gpu}: costs were measured {how}")
-        return UnitSeconds(forward, backward, scores, update, False, np.array(least), tuple(notes), hosts)
+        return UnitSeconds(forward, backward, scores, update, False, np.array(least), tuple(notes))
 
     def _other_degree(
         self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int
@@ -254,6 +249,11 @@ def _passes(entry: Entry) -> list[np.ndarray]:
     forward = np.array(entry.forward)
     backward = 2 * forward if entry.backward is None else np.array(entry.backward)
     return [forward, backward, *([np.array(entry.update)] if entry.update is not None else [])]
+
+
+def _graphed(entry: Entry) -> Entry:
+    """With the seconds of kernels alone, where they are known."""
+    return replace(entry, forward=entry.kernels[0], backward=entry.kernels[1]) if entry.kernels else entry
 
 
 def _widths(model: Model) -> tuple[object, ...]:

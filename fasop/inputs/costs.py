@@ -3,14 +3,13 @@
 A cost file is JSON: ``format`` 1; ``source``, where the numbers come from; ``models``, the shapes they were
 measured with; ``entries``, each ``{model, gpu, tp, mbs, forward, backward}`` in seconds per unit (as
 ``Model.units`` orders them; ``backward`` null: twice the forward), and where known ``update``, seconds of the
-optimizer, ``hosts``, in which a host starts forward and backward (whose own are then those of kernels alone),
-``parameters`` and ``activations``, bytes per GPU of one sequence; ``growth``, by model, GPU and
-kind of unit (E, T, D for decoder layers, P), how costs grow with the micro-batch b: steps ``[from b, factors,
-divisor]``, the product of the factors, times b/divisor where that is not 0. ``growth_hpdc24`` holds what the
-published tool does otherwise. ``collectives``: whether entries with tp above 1 hold the tensor-parallel
-collectives, and if so ``nodes`` gives what joined the GPUs where they were measured. ``precision`` and
-``attention``: how the model ran, as in ``Options`` ("": not known). ``profile`` writes such files,
-``data/costs.json`` is the default.
+optimizer, ``kernels``, forward and backward where CUDA graphs start them, ``parameters`` and ``activations``,
+bytes per GPU of one sequence; ``growth``, by model, GPU and kind of unit (E, T, D for decoder layers, P), how
+costs grow with the micro-batch b: steps ``[from b, factors, divisor]``, the product of the factors, times
+b/divisor where that is not 0. ``growth_hpdc24`` holds what the published tool does otherwise.
+``collectives``: whether entries with tp above 1 hold the tensor-parallel collectives, and if so ``nodes``
+gives what joined the GPUs where they were measured. ``precision`` and ``attention``: how the model ran, as in
+``Options`` ("": not known). ``profile`` writes such files, ``data/costs.json`` is the default.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Entry:
     update: tuple[kinds.SecondsPerUnit, ...] | None = None
     parameters: tuple[kinds.UnitBytes, ...] | None = None
     activations: tuple[kinds.UnitBytes, ...] | None = None
-    hosts: tuple[tuple[kinds.SecondsPerUnit, ...], tuple[kinds.SecondsPerUnit, ...]] | None = None
+    kernels: tuple[tuple[kinds.SecondsPerUnit, ...], tuple[kinds.SecondsPerUnit, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,8 @@ def read_costs(path: str | Path = PUBLISHED) -> CostFile:
         if entry.model not in costs.models:
             raise PlanError(f"{path}: an entry is of model {entry.model!r}, which isn't under 'models'.")
         units = costs.models[entry.model].units
-        bytes_, hosts = (entry.parameters, entry.activations), entry.hosts or ()
-        for values in (entry.forward, entry.backward, entry.update, *bytes_, *hosts):
+        bytes_, alone = (entry.parameters, entry.activations), entry.kernels or ()
+        for values in (entry.forward, entry.backward, entry.update, *bytes_, *alone):
             if values is not None and len(values) != len(units):
                 raise PlanError(f"{where}: {len(values)} costs for {len(units)} units: give one of each.")
         if not min(cost for kind, cost in zip(units, entry.forward, strict=True) if kind == "T"):

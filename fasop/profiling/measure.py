@@ -2,16 +2,14 @@
 
 Measured are an embedding, transformer layers (the share of one tensor-parallel rank: heads and feed-forward
 width divided by tp, without the collectives) and the head with its loss, forward and backward apart, and the
-step of the optimizer, each as the median of several runs. On a GPU these are kernels that wait in its queue,
-and beside them the host that puts them there: it may be the slower of the two. In 16 bits gradients are added
-up in fp32, and weights have an fp32 copy, as in Megatron.
+step of the optimizer: as they follow each other, where the host may be slower than the GPU, and their kernels
+alone in a CUDA graph. In 16 bits gradients are summed in fp32, and weights have an fp32 copy, as in Megatron.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 
-CYCLES = 3e9  # of a GPU per second
 LAYERS = 3
 """That run one after the other, each of which has to read its weights from memory."""
 
@@ -79,9 +76,9 @@ def measured(
     entries = []
     for degree, size in itertools.product(degrees, micro_batches):
         found = _measure(model, degree, size, runs)
-        forward, backward, update, *host = (units.of_model(model) for units in found)
-        hosts = (host[0], host[1]) if runs.device == "cuda" else None
-        entries.append(Entry(model.name, name, degree, size, forward, backward, update, hosts=hosts))
+        forward, backward, update, *alone = (units.of_model(model) for units in found)
+        kernels = (alone[0], alone[1]) if runs.device == "cuda" else None
+        entries.append(Entry(model.name, name, degree, size, forward, backward, update, kernels=kernels))
     source = f"Measured by fasop profile on {name} with torch {torch.__version__}, {runs.dtype}."
     precision: Precision = "fp32" if runs.dtype == "float32" else "mixed"
     kept = {model.name: model}
@@ -90,8 +87,8 @@ def measured(
 
 
 def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> list[KindSeconds]:
-    """Seconds of each kind of unit: forward, backward, the optimizer's update once per step, and in which the
-    host starts forward and backward.
+    """Seconds of each kind of unit: forward, backward, the optimizer's update once per step, and the kernels
+    of forward and backward alone.
     """
     import torch
     from torch import nn
@@ -113,14 +110,16 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> list[KindSeconds]:
             self.up, self.down = linear(h, ffn * (2 if model.gated else 1)), linear(ffn, h)
 
         def forward(self, x: torch.Tensor) -> Any:
-            both = self.qkv(self.before(x)).unflatten(-1, (-1, size)).transpose(1, 2)
-            q, k, v = both.split((heads, kv, kv), 1)
+            each = self.qkv(self.before(x)).split((heads * size, kv * size, kv * size), -1)
+            q, k, v = (of.unflatten(-1, (-1, size)).transpose(1, 2) for of in each)
             k, v = (each if kv == heads else each.repeat_interleave(heads // kv, 1) for each in (k, v))
             mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=model.causal)
             x = x + self.out(mixed.transpose(1, 2).flatten(2))
-            up, *gate = self.up(self.between(x)).split(ffn, -1)
-            up = nn.functional.silu(gate[0]) * up if gate else nn.functional.gelu(up, approximate="tanh")
-            return x + self.down(up)
+            up = self.up(self.between(x))
+            if model.gated:
+                up, gate = up.split(ffn, -1)
+                return x + self.down(nn.functional.silu(gate) * up)
+            return x + self.down(nn.functional.gelu(up, approximate="tanh"))
 
     vocab = -(-model.vocab // tp)
     tokens = torch.randint(0, vocab, (mbs, model.seq), device=device)
@@ -131,26 +130,24 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> list[KindSeconds]:
     x = torch.randn(mbs, model.seq, h, device=device, dtype=dtype, requires_grad=True)
     at = torch.arange(model.seq, device=device)
 
-    def loss(_: None) -> torch.Tensor:
+    def loss() -> torch.Tensor:
         logits = head(last_norm(x)).float().view(-1, vocab)
         return nn.functional.cross_entropy(logits, tokens.view(-1))
-
-    def backward(output: torch.Tensor) -> None:
-        torch.autograd.backward(output, torch.ones_like(output))
-        x.grad = None
 
     if runs.dtype != "float32":
         for weight in nn.ModuleList((words, places, layers, last_norm, head)).parameters():
             main = torch.zeros_like(weight, dtype=torch.float)
             weight.register_post_accumulate_grad_hook(functools.partial(add_gradient, main))
-    units: Sequence[Callable[[Any], Any]] = (lambda _: words(tokens) + places(at), lambda _: layers(x), loss)
-    times = [_medians(runs, forward, backward) for forward in units]
+    units: Sequence[Callable[[], Any]] = (lambda: words(tokens) + places(at), lambda: layers(x), loss)
+    times = np.array([_passes(forward, x, runs) for forward in units])
     times[1] /= LAYERS
-    passes = [KindSeconds(*each) for each in np.transpose(times, (1, 2, 0)).reshape(4, 3).tolist()]
+    (forward, backward), kernels = (
+        [KindSeconds(*way) for way in each] for each in times.transpose(1, 2, 0).tolist()
+    )
     held = [sum(p.numel() for p in each.parameters()) for each in (words, places, layer, last_norm, head)]
     counts = sum(held[:2]), held[2], held[3] + (0 if model.tied else held[4])
     each = _update([p.shape for p in layers.parameters()], runs) / (LAYERS * held[2])
-    return [*passes[:2], KindSeconds(*(each * count for count in counts)), *passes[2:]]
+    return [forward, backward, KindSeconds(*(each * count for count in counts)), *kernels]
 
 
 def add_gradient(main: torch.Tensor, weight: torch.Tensor) -> None:
@@ -170,42 +167,40 @@ def _update(shapes: list[torch.Size], runs: Runs) -> float:
     adam, main = torch.optim.AdamW(weights, fused=True), [weight.detach() for weight in weights]
     narrow = [weight.to(getattr(torch, runs.dtype)) for weight in main]
 
-    def step(_: None) -> None:
+    def step() -> None:
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         adam.step()
         if runs.dtype != "float32":
             torch._foreach_copy_(narrow, main)
         adam.zero_grad(set_to_none=False)
 
-    return float(_medians(runs, step)[0, 0])
+    return _pace(step, runs)
 
 
-def _medians(runs: Runs, *parts: Callable[[Any], Any]) -> np.ndarray:
-    """Median seconds of parts that run one after the other, each with what the one before it returned: on the
-    device, and of the host [2, part].
-    """
+def _passes(forward: Callable[[], Any], x: torch.Tensor, runs: Runs) -> np.ndarray:
+    """Seconds of forward and backward as they follow each other, and of their kernels alone [2, pass]."""
     import torch
 
-    times, ahead, on_gpu = [], 0.01, runs.device == "cuda"
-    for _ in range(runs.warmup + runs.repeat):
-        value: Any = None
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)] if on_gpu else []
-        if on_gpu:  # it begins with the first kernel once the last one is in its queue
-            torch.cuda.synchronize()
-            torch.cuda._sleep(int(ahead * CYCLES))
-            events[0].record()
-        marks = [time.perf_counter()]
-        for at, part in enumerate(parts, 1):
-            value = part(value)
-            if on_gpu:
-                events[at].record()
-            marks.append(time.perf_counter())
-        if on_gpu:
-            torch.cuda.synchronize()
-        hosts = np.diff(marks)
-        ahead = 2 * hosts.sum()
-        times.append([[a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)] or hosts, hosts])
-    return np.median(times[runs.warmup :], axis=0)
+    from chakra_et.predict.measure_gpu import call_micros
+
+    def both() -> None:
+        output = forward()
+        torch.autograd.backward(output, torch.ones_like(output))
+        x.grad = None
+
+    pace = _pace(both, runs)
+    first, whole = (call_micros(call, runs.device, runs.repeat) / 1e6 for call in (forward, both))
+    kernels = np.array([first, max(whole - first, 0.1 * whole)])  # which a CPU may take longer for, at times
+    return np.array([pace * kernels / kernels.sum(), kernels])
+
+
+def _pace(call: Callable[[], None], runs: Runs) -> float:
+    """Seconds of a call that follows others."""
+    from chakra_et.doctor.workload import step_ms
+
+    for _ in range(runs.warmup):
+        call()
+    return step_ms([call], runs.repeat, 3)[0] / 1e3
 
 
 def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> KindSeconds:
