@@ -107,10 +107,13 @@ def _of_kind(trace: ExecutionTrace, *names: bytes) -> np.ndarray:
 
 
 def recorder_rows(trace: ExecutionTrace) -> np.ndarray:
-    """The host's time between two steps, in which the profiler ends one and begins the next."""
+    """The host's time between two steps, in which the profiler ends one and begins the next, and after the
+    last one, until it synchronises the device in order to end."""
     lane, idle = trace.column("lane", -1), _of_kind(trace, b"host-overhead")
-    found = []
-    for row in step_rows(trace)[1][1:]:
+    found, steps = [], step_rows(trace)[1]
+    ends = np.array([name.endswith(b"DeviceSynchronize") for name in trace.names.table])[trace.names.index]
+    ends &= (trace.column("parent", -1) < 0) & np.isin(lane, lane[steps[-1:]])
+    for row in [*steps[1:], *np.flatnonzero(ends)]:
         before = np.flatnonzero(lane[:row] == lane[row])
         if len(before) and idle[before[-1]]:
             found.append(before[-1])
