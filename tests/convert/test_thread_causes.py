@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.convert.graph.nodes import EdgeKind
-from tests.generator.hand_made import Stages, annotation, node, op, tensor
+from tests.generator.hand_made import Stages, annotation, call, node, op, tensor
 
 
 def lengths(stages: Stages) -> dict[str, float]:
@@ -120,6 +120,21 @@ def test_collective_hidden_by_work(tmp_path: Path) -> None:
     assert ("gloo:all_reduce", "aten::div_") in stages.edges(EdgeKind.COLLECTIVE)
     assert stages.causes.findings == {"wait-done": 1}
     assert lengths(stages)["gloo:all_reduce"] == 85 and lengths(stages)["work"] == 150 and stages.replayed()
+
+
+def test_a_collective_of_tensors_on_a_gpu_lies_between_the_copies_of_its_thread(tmp_path: Path) -> None:
+    """gloo copies them to the host and back: the time between was also overhead of its thread."""
+    copies = call("cudaStreamSynchronize", 15, 5, 1, tid=90), op("aten::copy_", 90, 10, 31, tid=90)
+    stages = Stages(
+        tmp_path, *gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100, *copies, op("next", 110, 5, 30))
+    )
+    launch, after = stages.edges(EdgeKind.LAUNCH), stages.edges(EdgeKind.COLLECTIVE)
+    assert {
+        ("c10d::allreduce_", "cudaStreamSynchronize"),
+        ("cudaStreamSynchronize", "gloo:all_reduce"),
+    } <= launch
+    assert {("gloo:all_reduce", "aten::copy_"), ("aten::copy_", "ProfilerStep#1")} <= after
+    assert lengths(stages)["gloo:all_reduce"] == 70 and stages.replayed()
 
 
 def test_collective_without_a_wait_is_a_note(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
 from chakra_et.convert.graph.timeline import Lane, Timeline, named
 from chakra_et.et.columns import CollectiveType
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import ANNOTATION, KERNEL
+from chakra_et.traces.device_format import ANNOTATION, KERNEL, RUNTIME
 from chakra_et.traces.host import tensors
 
 # A blocked wait ends within this time after the end of the communication.
@@ -56,6 +56,9 @@ def _communication(rank: LinkedRank, found: Dependencies) -> None:
         for storage, _, _ in tensors(rank.host.inputs[0][at]):
             if storage in storages:
                 users.setdefault((on_lane, storage), []).append(begin)
+    copying = np.isin(device.thread, device.thread[[item.event for item in items if not item.on_gpu]])
+    copying = np.isin(device.thread, device.thread[copying & (device.category == RUNTIME)])
+    of_thread = rows_by_value(device.thread, np.flatnonzero(copying & (time.lane >= 0)))
     for number, item in enumerate(items):
         if item.on_gpu:
             continue
@@ -69,6 +72,15 @@ def _communication(rank: LinkedRank, found: Dependencies) -> None:
         if resumed is not None:
             end = resumed
             found.findings.add("communication-ends-late")
+        # With tensors on a GPU the backend's thread copies them to the host, and back afterwards.
+        rows = of_thread.get(int(device.thread[item.event]), np.zeros(0, int))
+        ended, copies = end, _between_copies(time, rows[time.lane[rows] != caller.lane], begin, end)
+        worker = caller.lane
+        if copies is not None:
+            worker, first, since, end = copies
+            found.edge(EdgeKind.LAUNCH, (caller.lane, issued), (worker, first))
+            found.wait(worker, since, end)
+            issued = since
         key = (item.group.name, item.type, item.peer) if item.is_message else (item.group.name,)
         # The group's lane, or a further one if this operation ended before the previous one on that lane.
         own = lanes.setdefault(key, [])
@@ -89,8 +101,24 @@ def _communication(rank: LinkedRank, found: Dependencies) -> None:
         started[key] = max(from_, after - 1)
         found.placed[number] = (lane, from_, end)
         busy[lane] = end
-        found.edge(EdgeKind.LAUNCH, (caller.lane, issued), (lane, from_))
-        caller.wait_for(item, lane, end, found)
+        found.edge(EdgeKind.LAUNCH, (worker, issued), (lane, from_))
+        if copies is not None:
+            found.edge(EdgeKind.COLLECTIVE, (lane, end), (worker, end))
+        caller.wait_for(item, worker if copies else lane, ended, found)
+
+
+def _between_copies(
+    time: Timeline, rows: np.ndarray, begin: int, end: int
+) -> tuple[int, int, int, int] | None:
+    """Lane of the thread with these rows, the start of its first one within a communication from ``begin`` to
+    ``end``, and from when to when it does nothing between two of them; None without such a time."""
+    rows = rows[(time.start[rows] >= begin) & (time.end[rows] <= end)]
+    gaps = time.start[rows[1:]] - np.maximum.accumulate(time.end[rows[:-1]])
+    if gaps.max(initial=0) <= 0:
+        return None
+    at = int(gaps.argmax()) + 1
+    until = int(time.start[rows[at]])
+    return int(time.lane[rows[0]]), int(time.start[rows[0]]), until - int(gaps.max()), until
 
 
 class _Caller:
