@@ -29,9 +29,9 @@ from benchmarks.cost_fits import SHAPES, drawn, fitted, like, own_times, strange
 from benchmarks.cost_moving import moving_rows
 from benchmarks.cost_picture import draw
 from benchmarks.cost_result import HEAD, Row
-from benchmarks.cost_tables import FILES, READERS, Table
+from benchmarks.cost_tables import FILES, JUDGED, READERS, Table
 from chakra_et import cli
-from chakra_et.cost.kernel_times import KernelTimes, calibrated
+from chakra_et.cost.kernel_times import MODELS, KernelTimes, calibrated, kernel_times
 from chakra_et.errors import TraceError
 
 FOLDS = 3
@@ -55,6 +55,9 @@ TITLES = {
     "8 bit": "fp8 products with quantisation",
     "float": "fp32 products",
     "attention": "attention forward",
+    "8 bit alone": "fp8 products alone",
+    "PyTorch's attention": "PyTorch's attention forward",
+    "PyTorch's attention, backward": "PyTorch's attention backward",
 }
 
 
@@ -174,6 +177,13 @@ def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Tabl
         yield from ratios(kind, target, f"ratio of two GPUs, {relation}", (first, of), (table, times))
 
 
+def shipped_rows(kind: str, tables: Mapping[str, Table]) -> Iterator[Row]:
+    """Tables of a kind that is given for no GPU, by the models that are shipped."""
+    for name, table in tables.items():
+        of = kind if kind in MODELS else "attention"
+        yield judged(f"{TITLES[kind]}, as shipped", of, table, kernel_times(table.gpu), "15", name)
+
+
 def main() -> int:
     """Print the table."""
     options = cli.parse(Options, description=__doc__.splitlines()[0])
@@ -208,11 +218,14 @@ def judge(options: Options) -> int:
 def all_rows(options: Options) -> Iterator[Row]:
     """Of each kind of kernels that is asked for."""
     judged = Path(options.tables) if options.tables else None
-    for kind, reader in READERS.items():
+    for kind, reader in (READERS | (JUDGED if judged else {})).items():
         if options.kinds and kind not in options.kinds:
             continue
         if judged and not (judged / FILES[kind]).exists():
             print(f"{judged / FILES[kind]} isn't there: {TITLES[kind]}: not judged", file=sys.stderr)
+            continue
+        if judged and kind in JUDGED:
+            yield from shipped_rows(kind, reader(judged))
             continue
         tables = reader(Path(options.given))
         of_kind = other_rows(kind, tables, reader(judged)) if judged else given_rows(kind, tables)

@@ -42,7 +42,11 @@ class Calls:
 def read_moving(folder: Path) -> dict[str, list[Calls]]:
     """NeuSight's kernels that move numbers, fp32, by table."""
     rows = read(
-        folder, "neusight_kernels.parquet", ("device", "table", "op"), ("rows", "cols"), tuple(MOVING)
+        folder,
+        "neusight_kernels.parquet",
+        ("device", "table", "op"),
+        ("rows", "cols", "latency_us"),
+        tuple(MOVING),
     )
     found: dict[str, list[Calls]] = {}
     for gpu, table, each in by_gpu(rows, ("device", "table")):

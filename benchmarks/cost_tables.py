@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from chakra_et.cost import gpus
-from chakra_et.cost.attention import INTO_CACHE
+from chakra_et.cost.attention import BACKWARD_PASS, FORWARD, INTO_CACHE
 from chakra_et.cost.gpus import Gpu
 from chakra_et.errors import TraceError
 
-DTYPES = ("bfloat16", "fp8")
+DTYPES = ("bfloat16", "fp8", "fp8 alone")
 _SETS = 6
 """Sets of operands that take turns in the measured products."""
 
@@ -52,26 +52,27 @@ def by_name(text: str) -> Gpu | None:
 def read(
     folder: Path, name: str, names: Sequence[str], numbers: Sequence[str], tables: Sequence[str] = ()
 ) -> Any:
-    """The measured rows of a parquet file, a frame; ``tables``: only of these. Rows that lack one of
-    ``names``, or whose time or one of ``numbers`` isn't above 0, are left out and counted on the standard
-    error. Raises ``TraceError``."""
+    """The measured rows of a file, a frame; ``tables``: only of these. Rows that lack one of ``names``, or
+    one of whose ``numbers`` isn't above 0, are left out and counted on the standard error. Raises
+    ``TraceError``."""
     import pandas
 
     path = folder / name
+    kind = path.suffix[1:]
     try:
-        rows = pandas.read_parquet(path)
+        rows = pandas.read_csv(path) if kind == "csv" else pandas.read_parquet(path)
     except (OSError, ValueError) as error:
-        raise TraceError(f"{path}: can't be read as parquet: {error}") from None
-    missing = [column for column in (*names, *numbers, "latency_us") if column not in rows]
+        raise TraceError(f"{path}: can't be read as {kind}: {error}") from None
+    missing = [column for column in (*names, *numbers) if column not in rows]
     if missing:
         raise TraceError(f"{path}: lacks the columns {', '.join(missing)}")
     if tables:
         rows = rows[rows.table.isin(tables)]
     whole = np.array(rows[list(names)].notna().all(axis=1))
-    for column in (*numbers, "latency_us"):
+    for column in numbers:
         value = pandas.to_numeric(rows[column], errors="coerce").to_numpy(float, na_value=np.nan)
         whole &= (value > 0) & np.isfinite(value)
-    needed = f"{', '.join(names)} and, above 0, {', '.join((*numbers, 'latency_us'))}"
+    needed = f"{', '.join(names)} and, above 0, {', '.join(numbers)}"
     if not whole.any():
         raise TraceError(f"{path}: has no row with {needed}")
     if not whole.all():
@@ -105,7 +106,7 @@ def by_gpu(rows: Any, columns: Sequence[str]) -> Iterator[tuple[Gpu, str, Any]]:
 
 def read_products(folder: Path, dtype: str) -> dict[str, Table]:
     """By name of the GPU and framework, all products of a type of number."""
-    rows = read(folder, "gemm.parquet", ("gpu", "framework", "dtype"), ("m", "n", "k"))
+    rows = read(folder, "gemm.parquet", ("gpu", "framework", "dtype"), ("m", "n", "k", "latency_us"))
     others = rows.dtype[~rows.dtype.isin(DTYPES)].value_counts()
     for name, count in others.items():
         _say(f"{folder / 'gemm.parquet'}: rows of {name}, which isn't judged: {count}")
@@ -122,7 +123,7 @@ def read_attention(folder: Path) -> dict[str, Table]:
     """By name of the GPU and framework, the fastest of its kernels for each shape."""
     shape = ["batch", "heads", "kv_heads", "isl", "head_dim"]
     found = {}
-    rows = read(folder, "attention.parquet", ("gpu", "framework"), shape)
+    rows = read(folder, "attention.parquet", ("gpu", "framework"), (*shape, "latency_us"))
     for gpu, framework, each in by_gpu(rows, ("gpu", "framework")):
         each = each.sort_values("latency_us").drop_duplicates(shape)
         batch, heads, shared, tokens, size = each[shape].to_numpy(float).T
@@ -132,10 +133,23 @@ def read_attention(folder: Path) -> dict[str, Table]:
     return found
 
 
+def read_own_attention(folder: Path, call: int) -> dict[str, Table]:
+    """By name of the GPU and library, PyTorch's forward or backward passes as gpu_truth.py has them."""
+    numbers = ["batch", "heads", "kv_heads", "length", "head_dim", "forward_us", "both_us"]
+    rows, found = read(folder, "sdpa.csv", ("gpu", "kernel_source", "causal"), numbers), {}
+    for gpu, source, each in by_gpu(rows, ("gpu", "kernel_source")):
+        batch, heads, shared, tokens, size, forward, both = each[numbers].to_numpy(float).T
+        calls = np.full(len(each), call)
+        points = np.stack([batch, heads, shared, tokens, tokens, size, each.causal, calls], axis=1)
+        found[f"{gpu.name} {source}"] = Table(gpu, points, forward if call == FORWARD else both - forward)
+    return found
+
+
 def read_float(folder: Path) -> dict[str, Table]:
     """By device, NeuSight's products without tensor cores, of the same operands as just before."""
     sizes = ["batch", "m", "n", "k"]
-    rows = read(folder, "neusight_kernels.parquet", ("device", "table"), sizes[1:], ("linear", "bmm"))
+    numbers = (*sizes[1:], "latency_us")
+    rows = read(folder, "neusight_kernels.parquet", ("device", "table"), numbers, ("linear", "bmm"))
     rows, found = rows.assign(library="PyTorch"), {}
     for gpu, library, each in by_gpu(rows, ("device", "library")):
         points = np.hstack([each[sizes].fillna(1).to_numpy(float), np.ones((len(each), 1))])
@@ -149,9 +163,18 @@ READERS = {
     "float": read_float,
     "attention": read_attention,
 }
+JUDGED = {
+    "8 bit alone": lambda folder: read_products(folder, "fp8 alone"),
+    "PyTorch's attention": lambda folder: read_own_attention(folder, FORWARD),
+    "PyTorch's attention, backward": lambda folder: read_own_attention(folder, BACKWARD_PASS),
+}
+"""Kinds of which no table is given: by what is shipped."""
 FILES = {
     "16 bit": "gemm.parquet",
     "8 bit": "gemm.parquet",
     "float": "neusight_kernels.parquet",
     "attention": "attention.parquet",
+    "8 bit alone": "gemm.parquet",
+    "PyTorch's attention": "sdpa.csv",
+    "PyTorch's attention, backward": "sdpa.csv",
 }

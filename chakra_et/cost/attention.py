@@ -2,9 +2,9 @@
 
 A unit multiplies Q by Kᵀ, takes exponentials (16 per cycle and unit: Shah et al., FlashAttention-3, 2024) and
 multiplies by V. Heads that share keys share blocks, where the library packs them. Blocks too few for all
-units are split along the keys; the last block of a causal call goes the longest way. The backward pass does
-the two products again and four more; nothing public times it by shape, so its rate is that of the forward
-pass times ``BACKWARD``.
+units are split along the keys; the last block of a causal call goes the longest way. The backward pass has
+five products in place of two, and as many times more of all else that a block does; kernels before and after
+it sum products of its operands, clear and convert the gradient of Q (cuDNN's, in traces of an H200).
 """
 
 from __future__ import annotations
@@ -39,8 +39,14 @@ _LOWER = {"GDDR": 0.88, "amd": 0.79}
 root of what it takes of products' rate. MI300X: a trace of Triton's kernels (``check_gpus.py``)."""
 FORWARD, BACKWARD_PASS, INTO_CACHE = 0, 1, 2
 """Kinds of calls: the last is a forward pass that also writes keys and values into a cache."""
+_CALLS = np.array([(0.6, 0.4, 1.0), (0.8, 2.5, 2.5), (1.0, 1.0, 1.0)]).T
+"""By kind of call, what multiplies ``launch``, ``fill`` and the time of a block for each key. Public tables
+are of the last kind, which has further kernels and looks up where keys lie. Others: cuDNN on an H200."""
 BACKWARD = 0.7
-"""FlashAttention-2 reaches 70 to 75% of its forward rate in the backward pass (Dao 2023, figure 5)."""
+"""On A100, FlashAttention-2 reaches 70 to 75% of its forward rate in backward passes (Dao 2023, figure 5)."""
+_BESIDE, _SUMMED = 14, 8
+"""Bytes for each element of Q that the kernels beside a backward pass move; and where heads share keys, whose
+gradients are summed then."""
 _QUERIES, _KEYS, _EXPONENTIALS, _NORM = 128, 64, 16, 4
 _LEAST_SPLIT = 256
 """Keys that a part of a split block has at least."""
@@ -59,8 +65,9 @@ def attention_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarr
     """
     batch, heads, shared, queries, keys, size, causal, call = points.T
     backward, clock = call == BACKWARD_PASS, gpu.clock / 1e6
-    rate = gpu.peak("16 bit") / 1e6 * min(parameters["burst"], 1.0)
-    unit = rate / gpu.units * np.where(backward, BACKWARD / 2.5, 1)
+    launch, fill, more = _CALLS[:, call.astype(int)]
+    slower = np.where(backward & ("8 bit" not in gpu.peaks), BACKWARD, 1)  # before Hopper
+    unit = gpu.peak("16 bit") / 1e6 * min(parameters["burst"], 1.0) / gpu.units * slower
     packed = min(parameters["packed"], 1.0)
     blocks = (batch * shared * np.ceil(queries * heads / shared / _QUERIES)) ** packed
     blocks = blocks * (batch * heads * np.ceil(queries / _QUERIES)) ** (1 - packed)
@@ -68,7 +75,7 @@ def attention_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarr
     seen = np.minimum(keys - np.minimum(queries - 1, keys) / 2 + parameters["diagonal"], whole)
     seen = np.where(causal > 0, seen, whole)
     powers = _QUERIES / (_EXPONENTIALS * clock * parameters["exponentials"])
-    per_key = np.hypot(4 * _QUERIES * size / unit, powers)  # µs of a block on a unit
+    per_key = more * np.hypot(4 * _QUERIES * size / unit, powers)  # µs of a block on a unit
 
     waves = blocks / gpu.units
     # Rounded, as the powers make 132.0000000001 of 132 blocks.
@@ -81,9 +88,10 @@ def attention_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarr
         found = np.clip(1.5 - count / (gpu.cache / gpu.parts), 0, 1)
         return moved(gpu, parameters, count * (1 - found), count * found)
 
-    kept = 2 * batch * size * 2 * shared * keys
-    passed = (2 * 2 * batch * size * heads * queries + kept) * np.where(backward, 2, 1)
+    asked, kept = batch * size * heads * queries, 2 * batch * size * 2 * shared * keys
+    passed = (2 * 2 * asked + kept) * np.where(backward, 2, 1)
     bound = (shares**_NORM + longest**_NORM + memory(passed) ** _NORM) ** (1 / _NORM)
-    written = np.where(call == INTO_CACHE, memory(2 * kept), 0)
-    fill = np.maximum(waves, 1) * parameters["fill"] / clock
-    return parameters["launch"] + written + bound + fill
+    beside = backward * asked * (_BESIDE + _SUMMED * (shared < heads))
+    written = memory(np.where(call == INTO_CACHE, 2 * kept, beside))
+    fill = fill * np.maximum(waves, 1) * parameters["fill"] / clock
+    return launch * parameters["launch"] + written + bound + fill

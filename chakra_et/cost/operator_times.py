@@ -1,8 +1,8 @@
 """What an operator of PyTorch takes on a GPU, from its class and shapes.
 
-Matrix products take what ``kernel_times`` says; so does attention that isn't PyTorch's own. Every other class
-is bound by one of: a latency, arithmetic, bytes over the bandwidth, or how many elements a streaming
-multiprocessor or compute unit ("unit") handles one by one, by the parameters of ``operator_times.json``.
+Matrix products take what ``kernel_times`` says; so does attention of a library (cuDNN, flash-attn). Every
+other class is bound by one of: a latency, arithmetic, bytes over the bandwidth, or how many elements a
+streaming multiprocessor or compute unit ("unit") handles one by one, by ``operator_times.json``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.cost import gpus
+from chakra_et.cost.attention import BACKWARD_PASS, FORWARD
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import KernelTimes, kernel_times
 from chakra_et.et import columns
@@ -82,11 +83,11 @@ class OperatorCall:
     Matrix products: ``product``: batch, M, N, K; ``aligned``: at which multiples of bytes the rows of its
     three matrices start; ``along``: whether each of the first two lies along K. Convolutions: ``product``:
     passes and the M, N, K that each amounts to; ``channels`` of the input; ``alone``: each of them by
-    itself. Attention: ``batch`` (times heads), ``queries``, ``keys``, ``size`` of a head, ``causal``;
-    ``masked``: with a mask of its own. ``row``: elements over which softmax runs. Elementwise: ``strided``:
-    places are computed from indices; ``apart``: so many elements in a row don't lie beside each other;
-    ``joins``: of ``cat``, elements of the longest tensor of its list; ``special``: with functions such as
-    erf.
+    itself. Attention: ``batch`` (times heads), ``queries``, ``keys``, ``size`` of a head, ``causal``,
+    ``backward``; ``masked``: with a mask of its own; ``library``: by kernels that aren't PyTorch's own.
+    ``row``: elements over which softmax runs. Elementwise: ``strided``: places are computed from indices;
+    ``apart``: so many elements in a row don't lie beside each other; ``joins``: of ``cat``, elements of the
+    longest tensor of its list; ``special``: with functions such as erf.
     """
 
     kind: str
@@ -99,6 +100,8 @@ class OperatorCall:
     size: int = 0
     causal: bool = False
     masked: bool = False
+    backward: bool = False
+    library: bool = False
     row: int = 0
     channels: int = 0
     aligned: tuple[int, int, int] = (16, 16, 16)
@@ -171,8 +174,9 @@ class GpuModel:
     def _micros(self, work: OperatorCall) -> float:
         if work.kind == "matrix product":
             return self._product(work)
-        if work.kind == "attention" and work.size and not work.tested:  # of a library that isn't PyTorch
-            point = [1, work.batch, work.batch, work.queries, work.keys, work.size, work.causal, 0]
+        if work.kind == "attention" and work.size and (work.library or not work.tested):
+            call = BACKWARD_PASS if work.backward else FORWARD
+            point = [1, work.batch, work.batch, work.queries, work.keys, work.size, work.causal, call]
             return float(self.kernels.micros("attention", [point])[0])
         beyond = {"attention": self._attention, "convolution": self._convolution}.get(work.kind, self._moving)
         return self._launched(work, self.of(work.kind, "launch") + beyond(work))

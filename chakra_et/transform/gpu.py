@@ -76,6 +76,7 @@ _COPY, _ELEMENTWISE = CLASSES.index("memory copy"), CLASSES.index("elementwise")
 _OTHERS, _ANGLES = re.compile(r"^(?!aten::)"), re.compile(r"rotary|_rope_")
 _MEMSET = re.compile(r"memset", re.I)
 _TF32 = re.compile(r"tf32|tensorop_s1688")
+_CUDNN = re.compile(r"^cudnn_generated_\w*_sdpa_")
 _CUTLASS = re.compile(r"gemm_\w*_([nt])([nt])_align(\d+)")
 """Of its matrices, which lie by columns, the first is our second."""
 _STRIDED = re.compile(r"(?<![a-z_])elementwise_kernel(_manual_unroll)?<")
@@ -262,9 +263,9 @@ def launched_operators(run: Run) -> Launchers:
         np.bincount(of, counts * run.graph.attribute(name, 0)[nodes].astype(float), len(first))
         for name in ("num_ops", "tensor_size")
     ]
-    tf32, strided, straight = (
+    tf32, strided, straight, library = (
         np.bincount(of, run.named(pattern.search)[nodes], len(first)) > 0
-        for pattern in (_TF32, _STRIDED, _STRAIGHT)
+        for pattern in (_TF32, _STRIDED, _STRAIGHT, _CUDNN)
     )
     mixed = np.bincount(of, kind != kind[first][of], len(first)) > 0
     shapes = Shapes(run)
@@ -293,7 +294,8 @@ def launched_operators(run: Run) -> Launchers:
             match = _JOINED_TYPE.search(run.names[run.name_of[nodes[k]]])
             size = 2 if match is None else int(match[1]) if match[1] else item_bytes(match[2])
             found = replace(found, moved=2.0 * found.operations * size)
-        work.append(replace(found, idle=bool(idle[at]), tested=not _UNTESTED.search(name)))
+        how = {"idle": bool(idle[at]), "library": bool(library[at])}
+        work.append(replace(found, tested=not _UNTESTED.search(name), **how))
     return Launchers(nodes, kind, of, work)
 
 

@@ -89,7 +89,8 @@ def described(
     if kind == "attention":
         scaled = "scaled_dot_product" in name
         has_mask = len(dims) > 3 and is_shape(dims[3]) and len(dims[3]) > 0
-        work = replace(work, masked=name in CAUSAL and scaled and not backward and has_mask)
+        masked = name in CAUSAL and scaled and not backward and has_mask
+        work = replace(work, masked=masked, backward=backward)
         return _attention(work, tensors[1:] if backward else tensors, scaled)
     if (kind == "softmax" or "layer_norm" in name) and tensors[0]:
         return replace(work, row=tensors[0][-1])
@@ -174,7 +175,7 @@ def _attention(work: OperatorCall, tensors: Sequence[list[int]], heads_first: bo
         return work
     tokens, heads = (2, 1) if heads_first else (1, 2)
     query, key = tensors[0], tensors[1]
-    whole = 4.0 * math.prod(query) * key[tokens]
+    whole = (10.0 if work.backward else 4.0) * math.prod(query) * key[tokens]
     return replace(
         work,
         keys=key[tokens],

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.cost_accuracy import Options, judge, other_rows
 from benchmarks.cost_picture import draw
-from benchmarks.cost_tables import by_name, read_products
+from benchmarks.cost_tables import JUDGED, by_name, read_own_attention, read_products
 from chakra_et.cost.gpus import gpu
 from chakra_et.cost.kernel_times import kernel_times
 from chakra_et.errors import TraceError
@@ -129,3 +129,31 @@ def test_tables_that_are_not_there_are_not_judged(tmp_path: Path, capsys: pytest
     tmp_path.joinpath("other").mkdir()
     assert judge(Options(given=str(tmp_path), tables=str(tmp_path / "other"), kinds=("attention",))) == 0
     assert "attention.parquet isn't there: attention forward: not judged" in capsys.readouterr().err
+
+
+def test_attention_and_products_in_8_bits_that_gpu_truth_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the model's own times: nothing is off. A row whose backward pass took no time is left out."""
+    shapes = pandas.DataFrame(
+        [(4, 16, 4, 1024, 128, 1), (2, 8, 8, 2048, 64, 0)],
+        columns=["batch", "heads", "kv_heads", "length", "head_dim", "causal"],
+    )
+    columns = ["batch", "heads", "kv_heads", "length", "length", "head_dim", "causal"]
+    times = kernel_times(gpu("H100"))
+    forward, backward = (
+        times.micros("attention", np.column_stack([shapes[columns], [call] * 2])) for call in (0, 1)
+    )
+    named = shapes.assign(gpu="NVIDIA H100 80GB HBM3", kernel_source="torch")
+    named.assign(forward_us=forward, both_us=forward + backward).to_csv(tmp_path / "sdpa.csv")
+    products = pandas.DataFrame([(64, 256, 1024), (512, 512, 512)], columns=["m", "n", "k"])
+    points = np.column_stack([[1, 1], products, [6, 6]])
+    products["latency_us"] = times.micros("8 bit alone", points)
+    products = products.assign(gpu="NVIDIA H100 80GB HBM3", framework="pytorch", dtype="fp8 alone")
+    products.to_parquet(tmp_path / "gemm.parquet")
+    assert judge(Options(tables=str(tmp_path), kinds=tuple(JUDGED))) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert len(lines) == 3 and all("| 2 | 0.0% | " in line for line in lines), lines
+    named.assign(forward_us=forward, both_us=[forward[0], 0]).to_csv(tmp_path / "sdpa.csv")
+    assert len(read_own_attention(tmp_path, 1)["H100 torch"].micros) == 1
+    assert "sdpa.csv: 1 rows without" in capsys.readouterr().err
