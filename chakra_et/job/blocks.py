@@ -70,10 +70,11 @@ def _stretches(operators: Operators) -> list[list[int]]:
     for rows in operators.tops.values():
         found.append([])
         for row in rows:
-            if operators.phase[row] == "forward" and not _ENDS.search(operators.name[row]):
-                found[-1].append(row)
-            elif found[-1]:
+            ends = operators.phase[row] not in ("", "forward") or _ENDS.search(operators.name[row])
+            if found[-1] and ends:
                 found.append([])
+            elif not ends and operators.phase[row]:  # such as the seeds that checkpoints keep belong to none
+                found[-1].append(row)
     return [rows for rows in found if len(rows) >= LEAST_OPERATORS]
 
 
@@ -119,9 +120,8 @@ def _unit_passes(operators: Operators, unit: Sequence[str]) -> list[Pass]:
                 at += 1
         longest = max(runs, key=len)
         if longest:
-            end = longest[-1] + length
-            after = rows[end] if end < len(rows) else _next_top(operators, rows[-1])
-            found.append(([rows[begin] for begin in longest], after))
+            last = rows[longest[-1] + length - 1]
+            found.append(([rows[begin] for begin in longest], _next_top(operators, last)))
     return found
 
 

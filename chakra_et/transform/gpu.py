@@ -294,8 +294,8 @@ def launched_operators(run: Run) -> Launchers:
             match = _JOINED_TYPE.search(run.names[run.name_of[nodes[k]]])
             size = 2 if match is None else int(match[1]) if match[1] else item_bytes(match[2])
             found = replace(found, moved=2.0 * found.operations * size)
-        how = {"idle": bool(idle[at]), "library": bool(library[at])}
-        work.append(replace(found, tested=not _UNTESTED.search(name), **how))
+        tested = not _UNTESTED.search(name)
+        work.append(replace(found, tested=tested, idle=bool(idle[at]), library=bool(library[at])))
     return Launchers(nodes, kind, of, work)
 
 

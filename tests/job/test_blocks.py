@@ -18,13 +18,12 @@ BLOCK = ("aten::norm", "aten::mm", "aten::gelu", "aten::add")
 
 def model(names: tuple[str, ...], last: int, modules: tuple[str, ...] = ()) -> Operators:
     """A forward pass of operators ``names`` on one thread, with kernels of the first one and of ``last``, and
-    their backward operators on another thread."""
+    their backward operators on another thread; ``aten::empty`` is in no phase."""
     nodes = []
     for at, name in enumerate(names):
         more = {"module": modules[at]} if modules else {}
-        nodes.append(
-            cpu(at + 1, 5, name=name, kind="operator", phase="forward", lane=0, seq_id=at, start=at, **more)
-        )
+        more |= {} if name == "aten::empty" else {"phase": "forward"}
+        nodes.append(cpu(at + 1, 5, name=name, kind="operator", lane=0, seq_id=at, start=at, **more))
     for at, number in enumerate(reversed(range(len(names)))):
         name, start = f"{ENGINE}: {names[number]}", 50 + at
         nodes.append(
@@ -93,6 +92,12 @@ def test_of_blocks_that_other_operators_part_the_longest_row_counts() -> None:
     found = find_blocks({0: model((*BLOCK * 2, "aten::tanh", *BLOCK * 3), 1)}, "made")[0]
     assert found.held == 3
     assert found.block[:21].tolist() == [-1] * 9 + [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_an_operator_of_no_phase_parts_no_blocks() -> None:
+    """As the seed that each checkpoint keeps."""
+    forward, _, _ = shown(model(("aten::empty", *BLOCK) * 3, 1))
+    assert forward == [(-1, -1), *[(0, 0)] * 5, *[(0, 1)] * 5, *[(0, 2)] * 4]
 
 
 def test_of_two_passes_that_repeat_as_much_the_first_shows_the_block() -> None:
