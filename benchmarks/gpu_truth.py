@@ -8,29 +8,27 @@ The files have the names, columns and ways of timing of ../shared/data/truth (it
 models, which were fitted to those, can be judged by kernels of another library on another machine:
 
 - attention (sdpa.csv): ``scaled_dot_product_attention`` in bfloat16, forward, and backward with forward, by
-  what PyTorch chooses ("torch") and by FlashAttention-2 ("flash"). cuDNN takes half a second of the CPU for
-  each shape that it hasn't seen, so that processes do this side by side, and then measure one by one;
+  what PyTorch chooses ("torch") and by FlashAttention-2 ("flash"). For each new shape cuDNN takes half a
+  second of the CPU;
 - products (gemm.parquet, bfloat16): ``F.linear`` of six sets of operands in a CUDA graph;
-- 8-bit (gemm.parquet): ``torch._scaled_mm`` of six sets, with a scale for each row or for each tensor; with
-  ``--quantise`` also quantisation of each row of A by one kernel and the product (fp8);
+- 8-bit (gemm.parquet): ``torch._scaled_mm`` of six sets, with a scale for each row or for each tensor; the
+  kind "quantised" has quantisation of each row of A by one kernel and the product (fp8);
 - single (neusight_kernels.parquet): fp32 kernels called one by one, the mean of the 5 fastest of 25;
 - steps (neusight_steps.csv): Hugging Face models in fp32, eager attention, forward and backward.
 
-Shapes are drawn with a seed until the seconds of their kind are over. Attention has to come first, before
-this process uses the GPU. Needs pandas and transformers.
+Shapes are drawn with a seed until the seconds of their kind are over. Needs pandas and transformers.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean
-from threading import BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -52,7 +50,7 @@ ROWS = [*range(1, 18), *(n + odd for n in (32, 48, 64, 80, 96, 112, 128, 160, 19
 ROWS += [n + odd for n in (256, *range(512, 4353, 256)) for odd in (0, 1)] + [8192, 16384, 32768]
 SIDES = [32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192]
 SIDES += [10240, 12288, 16384, 51200, 65536]
-MOST_FLOP, MOST_BYTES, LARGEST_8_BITS, MOST_MICROS = 5e12, 2e9, 448.0, 1e5
+MOST_FLOP, MOST_BYTES, LARGEST_8_BITS, MOST_MICROS, SHORT = 5e12, 2e9, 448.0, 1e5, 2e10
 MODELS = {  # layers, hidden, heads, vocabulary, sequence, batches
     "bert_large": (24, 1024, 16, 30522, 512, (2, 8, 16)),
     "gpt2_large": (36, 1280, 20, 50257, 1024, (1, 4, 8)),
@@ -69,8 +67,6 @@ Row = dict[str, Any]
 Call = Callable[[], object]
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 MakeCall = Callable[[Pairs], Call]
-PROCESSES = 12
-"""That let cuDNN get ready for attention."""
 SOURCES: dict[str, Callable[[], Any]] = {
     "torch": nullcontext,
     "flash": lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION),
@@ -232,54 +228,19 @@ def attention_calls(shape: Row) -> tuple[Call, Call]:
     return forward, lambda: torch.autograd.grad(out(), (q, k, v), grad)
 
 
-def measure_attention(shapes: list[Row], times: list[float], ready: Any, turn: Any, found: Any) -> None:
-    """Get ready for shapes up to the first time, wait for the others, and measure up to the second one while
-    no other process does."""
-    try:
-        torch.set_num_threads(1)
-        known = []
-        for shape in shapes:
-            for call in attention_calls(shape):
-                call()
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            known.append(shape)
-            if time.monotonic() > times[0]:
-                break
-        with suppress(BrokenBarrierError):
-            ready.wait(5)
-        with turn:
-            for shape in known:
-                for source, way in SOURCES.items():
-                    if time.monotonic() < times[1]:
-                        with way():
-                            forward, both = (call_micros(call, "cuda", 6) for call in attention_calls(shape))
-                        took = {"forward_us": forward, "both_us": both}
-                        found.put({"kernel_source": source} | shape | took)
-    finally:
-        found.put(None)
+def attention(random: np.random.Generator) -> Iterator[Row]:
+    for shape in attention_shapes(random):
+        for source, way in SOURCES.items():
+            with way():
+                forward, both = (behind_one_another(call, shape) for call in attention_calls(shape))
+            yield {"kernel_source": source} | shape | {"forward_us": forward, "both_us": both}
 
 
-def attention(seconds: float) -> Iterator[Row]:
-    of = multiprocessing.get_context("fork")
-    ready, turn, found = of.Barrier(PROCESSES), of.Lock(), of.Queue()
-    times = [time.monotonic() + part * seconds for part in (0.6, 1)]
-    every = attention_shapes(np.random.default_rng(0))
-    drawn: list[Row] = []
-    while len(drawn) < 16 * PROCESSES:
-        if (shape := next(every)) not in drawn:
-            drawn.append(shape)
-    given = [(drawn[at::PROCESSES], times, ready, turn, found) for at in range(PROCESSES)]
-    workers = [of.Process(target=measure_attention, args=each) for each in given]
-    for worker in workers:
-        worker.start()
-    try:
-        for _ in workers:
-            while row := found.get(timeout=2 * seconds):
-                yield row
-    finally:
-        for worker in workers:
-            worker.kill()
+def behind_one_another(call: Call, shape: Row) -> float:
+    """µs of a call, of ten in a CUDA graph where they are short: a host may take 4 µs to launch a graph."""
+    scores = shape["batch"] * shape["heads"] * shape["length"] ** 2 * shape["head_dim"]
+    times = 10 if scores < SHORT else 1
+    return call_micros(lambda: [call() for _ in range(times)], "cuda", 6) / times
 
 
 def steps(random: np.random.Generator) -> Iterator[Row]:
@@ -335,6 +296,7 @@ ALONE: dict[tuple[str, str], MakeCall] = {
     ("fp8 alone", "pytorch, scale of a tensor"): lambda pairs: alone(pairs, None),
 }
 KINDS: dict[str, tuple[str, Callable[[np.random.Generator], Iterator[Row]]]] = {
+    "attention": ("sdpa.csv", attention),
     "products": ("gemm.parquet", lambda random: gemms(random, {("bfloat16", "pytorch"): products})),
     "8-bit": ("gemm.parquet", lambda random: gemms(random, ALONE)),
     "quantised": ("gemm.parquet", lambda random: gemms(random, {("fp8", "pytorch"): quantised})),
@@ -357,22 +319,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-o", "--output", required=True, type=Path)
     parser.add_argument("--kinds", default="attention,products,8-bit,single,steps", help="KIND[=SECONDS],...")
+    parser.add_argument("--seed", type=int, default=0, help="of the shapes")
     config = parser.parse_args()
     config.output.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     files: dict[str, list[Row]] = {}
     for each in config.kinds.split(","):
         kind, _, seconds = each.partition("=")
-        name, measure = KINDS.get(kind, ("sdpa.csv", None))
+        name, measure = KINDS[kind]
         rows, begin = files.setdefault(name, []), time.monotonic()
         before = len(rows)
         try:
-            limit = float(seconds or 10)
-            found = until(measure(np.random.default_rng(0)), limit) if measure else attention(limit)
-            rows.extend(found)
+            for row in until(measure(np.random.default_rng(config.seed)), float(seconds or 10)):
+                rows.append(row)  # one by one: what was measured stays if this fails or is stopped
         except Exception as error:  # the other kinds still count
             print(f"{kind}: {type(error).__name__}: {error}", file=sys.stderr)
-        print(f"{kind}: {len(rows) - before} rows in {time.monotonic() - begin:.1f} s", flush=True)
-        write(config.output / name, rows)
+        finally:
+            write(config.output / name, rows)
+            took = time.monotonic() - begin
+            print(f"{kind}: {len(rows) - before} rows in {took:.1f} s", flush=True)
     return 0
 
 
