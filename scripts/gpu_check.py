@@ -83,9 +83,8 @@ def _planned(name: str, gpu: str, folder: Path, on_gpu: bool) -> Iterator[Line]:
     from fasop.profiling.measure import Runs, measured
 
     models, cluster = str(folder / "models.yaml"), str(folder / "cluster.yaml")
-    batches, runs = (
-        ((1, 2, 4), Runs("cuda", "bfloat16", 2, 5)) if on_gpu else ((1,), Runs("cpu", "float32", 1, 2))
-    )
+    batches = (1, 2, 4) if on_gpu else (1,)
+    runs = Runs("cuda", "bfloat16", 2, 5) if on_gpu else Runs("cpu", "float32", 1, 2)
     costs = measured(find_model(name, models), (1,), batches, runs, gpu)
     write_costs(folder / f"{name}.json", costs)
     flags = {"models_file": models, "attention": "flash", "unfused": ("loss",), "oom": True, "workers": 1}
@@ -173,6 +172,7 @@ def _forget(on_gpu: bool) -> None:
 
     gc.collect()
     if on_gpu:
+        torch._C._cuda_clearCublasWorkspaces()  # each stream that a graph was recorded on has its own
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
