@@ -171,7 +171,10 @@ def resized_kernels(trace: ExecutionTrace, made: ExecutionTrace) -> np.ndarray:
     model, (old, new) = gpu_model(name), map(launched_operators, runs)
     rows = runs[0].graph.row[old.nodes]
     taken = np.bincount(old.of, trace.duration_micros[rows], len(old.work))
-    before, after = (np.array([model.micros(w) if w.known else 0.0 for w in f.work]) for f in (old, new))
+    before, after = (
+        np.array([model.micros(w) if w.known and w.kind != "memory copy" else 0.0 for w in each.work])
+        for each in (old, new)
+    )
     told = (before / _FURTHEST < taken) & (taken < before * _FURTHEST) & (after > 0)
     products = told & np.array([each.product is not None for each in old.work])
     ratio = np.full(len(taken), np.nan)

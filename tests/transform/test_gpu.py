@@ -55,7 +55,9 @@ def two_operators() -> Run:
             kernel(7, 250, (5,), kind="kernel", name="vectorized", parent=6),
             kernel(8, 9, (7,), kind="kernel", name="mine"),
             cpu(9, 1, (6,), name="aten::copy_"),
-            kernel(10, 50, (8,), kind="memcpy", name="Memcpy DtoH (Device -> Pageable)", parent=9),
+            kernel(
+                10, 50, (8,), kind="memcpy", name="Memcpy DtoH (Device -> Pageable)", parent=9, num_ops=10
+            ),
         ],
         {
             2: ([[4096, 4096], [4096, 4096]], "c10::BFloat16"),
