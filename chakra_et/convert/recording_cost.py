@@ -21,6 +21,9 @@ from chakra_et.traces.device_format import Recording
 _PLAUSIBLE = 5.0
 _MOST_GAP = 1500
 """ns that a GPU needs at most to note the end of one kernel and the begin of the next."""
+_AHEAD = 0.9
+"""Where untraced steps take the host less than this part of their time, it is ahead of the device: how much
+longer its own time is when traced then tells what recording costs it, and the graph's step doesn't."""
 _CLOSE, _TRIES = 0.002, 12
 _ON_HOST = (b"operator", b"annotation", b"runtime", b"host-overhead")
 
@@ -61,17 +64,18 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
         return in_rounds.run(own, own, at_begin)
 
     steps, untraced, gap = len(step_rows(trace)[1]), recording.untraced_us, 0.0
+    per_operator = _per_operator(recording, measured_ns, float(weight.sum()), steps)
     if recording.untraced_total_us and steps:
-        least, most = measured_ns / _PLAUSIBLE, measured_ns * _PLAUSIBLE
+        alone = median(wall for wall, _ in recording.untraced_alone_us or untraced)
+        ahead = alone < _AHEAD * untraced[0][0]
+        least, most = per_operator if ahead else measured_ns / _PLAUSIBLE, measured_ns * _PLAUSIBLE
         wanted = untraced[0][0] * 1000 * steps
 
         def beyond(per_operator: float, gap: float = 0.0) -> float:
             return (int(schedule(per_operator, gap)[1].max()) - begin) / wanted - 1
 
-        per_operator = _root(beyond, least, most, measured_ns)
+        per_operator = _root(beyond, least, most, per_operator)
         gap = _root(lambda gap: beyond(per_operator, gap), 0.0, _MOST_GAP, 0.0)
-    else:
-        per_operator = _per_operator(recording, measured_ns, float(weight.sum()), steps)
     start, end = schedule(per_operator, gap)
     # Overhead in front of device work lasts from what it depends on to that work.
     ready = at_begin.copy()
@@ -156,7 +160,7 @@ def step_facts(recording: Recording | None) -> str:
 
 def _per_operator(recording: Recording, measured_ns: float, operators: float, steps: int) -> float:
     """ns that recording took per operator, of which there are ``operators`` in the ``steps`` of the trace."""
-    timed, untraced = recording.timed_us, recording.untraced_us
+    timed, untraced = recording.timed_us, recording.untraced_alone_us
     if not timed or not operators or len(untraced) < 2:
         return measured_ns
     longer = median(cpu for _, cpu in timed) - median(cpu for _, cpu in untraced)

@@ -171,6 +171,8 @@ def diagnose(run: Run) -> Diagnosis:
     halved = {name: faster(name, 0.5) for name in (*CLASSES[:LOADING], "device")}
     shares, hidden, message_wait = busy_time(aligned)
     has_device = bool(device.any())
+    named = {"compute": "kernels", "memory": "copies"} if has_device else {}
+    shown = {named.get(name, name): share for name, share in shares.items()}
     causes = gone | {"rank": slow_gain, "skew": skew, "bubble": message_wait - slow_gain}
     causes["imbalance"] = balanced if balanced >= 2 * slow_gain else 0.0  # no few ranks are the cause
     on_path, outside = host_path(aligned, classes)
@@ -183,7 +185,7 @@ def diagnose(run: Run) -> Diagnosis:
         steps=max(sum("#" in name for name in steps.names) for steps in run.steps),
         step_ms=step,
         bound=bound,
-        evidence=_evidence(bound, causes, halved, shares, slow) + _more_evidence(run, bound, on_path, device),
+        evidence=_evidence(bound, causes, halved, shown, slow) + _more_evidence(run, bound, on_path, device),
         slow_rank=slow[0] if slow else None,
         slow_rank_gain=slow_gain,
         slow_ranks=tuple(slow),
@@ -237,8 +239,7 @@ def _evidence(
     if bound == "unknown":
         return "Neither device, host nor communication shortens the step by 1% if it is twice as fast."
     gained = halved[{"cpu": "compute", "python": "host"}.get(bound, bound)]
-    named = {"compute": "kernels", "memory": "copies"} if halved["device"] else {}
-    parts = describe({named.get(name, name): share for name, share in shares.items()}, len(shares))
+    parts = describe(shares, len(shares))
     return f"Twice as fast, it would make the step {gained:.0%} shorter (time of the ranks: {parts})."
 
 

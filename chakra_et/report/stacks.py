@@ -7,7 +7,7 @@ A page holds at most ``MOST`` slices: all of a typical step, and of the rest the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ _KIND_OF: dict[str | None, int] = {"python_function": NODE_KINDS.index("python")
 for _name, _code in kineto.CODE_OF_CATEGORY.items():
     if _code in _KINDS:
         _KIND_OF[_name] = NODE_KINDS.index(_KINDS[_code])
+
+
+_Clock = Callable[[Any], Any]
+"""Of a moment, or an array of them, in ns."""
 
 
 class _Block(kineto.Args, gc=False):
@@ -84,13 +88,14 @@ def read_stacks(
             np.rint(np.where(known, each, 0.0) * 1000).astype(np.int64) for each in (begin, length)
         )
         end = start + lasts
-        shift = _shift(run, number, start, name, list(names))
-        if shift is None:
-            continue
-        owners += _peak_owners(run, number, shift, taker.memory)
         of_rank = [step for step in steps if step.rank == rank]
+        on_run = _clock(run, number, of_rank, start, end, name, list(names))
+        if on_run is None:
+            continue
+        owners += _peak_owners(run, number, on_run, taker.memory)
         step = sorted(of_rank, key=lambda each: each.lasts_ns)[len(of_rank) // 2]
-        start, end = start + shift, end + shift
+        start, end = on_run(start), on_run(end)
+        known &= end > 0
         inside = (start < step.end_ns) & (end > step.start_ns)
         order = np.lexsort((start - end, ~inside, ~known))[: min(int(known.sum()), MOST // len(ranks))]
         order = order[np.lexsort((start[order] - end[order], start[order], thread[order]))]
@@ -107,7 +112,7 @@ def read_stacks(
     return Stacks(trace, row, start, end, name, kind, list(names), [tid for _, tid in threads]), owners
 
 
-def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) -> list[dict[str, Any]]:
+def _peak_owners(run: ReportRun, number: int, on_run: _Clock, events: list[_Event]) -> list[dict[str, Any]]:
     """What holds the memory of a rank's device (of its CPU where no other is known) when most is allocated,
     the most first: the module and the outermost operator that allocated it."""
     known = [(event.args, event) for event in events if event.args and event.args.allocated and event.ts]
@@ -130,7 +135,7 @@ def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) 
     (module, modules), (code, names) = run.graph.codes("module"), run.names
     held, count = Counter[str](), Counter[str]()
     for block, event in blocks.values():
-        moment, owner = round(as_number(event.ts, 0) * 1000) + shift, OUTSIDE
+        moment, owner = on_run(round(as_number(event.ts, 0) * 1000)), OUTSIDE
         nodes = on_thread.get(f"thread {event.tid}", own[:0])
         before = int(np.searchsorted(run.start_ns[nodes], moment, side="right")) - 1
         if before >= 0 and moment <= run.end_ns[nodes[before]] + ROUNDING_NS:
@@ -150,8 +155,31 @@ def _peak_owners(run: ReportRun, number: int, shift: int, events: list[_Event]) 
     ]
 
 
+def _clock(
+    run: ReportRun, number: int, steps: Sequence[ReportStep], start: np.ndarray, end: np.ndarray,
+    name: np.ndarray, names: list[str],
+) -> _Clock | None:  # fmt: skip
+    """What leads from the trace's times to the run's. Step by step, as the run's lack the cost of recording
+    and the step with the observer; without steps, the median over names of what is between first starts."""
+    marks = [names.index(of) for step in steps if (of := f"ProfilerStep#{step.name}") in names]
+    if steps and len(marks) == len(steps):
+        rows = [int(np.argmax(name == mark)) for mark in marks]
+        lasts = min(steps[-1].lasts_ns, int(end[rows[-1]] - start[rows[-1]]))  # a device may go on
+        given = np.append(start[rows], end[rows[-1]])
+        wanted = np.array([*(step.start_ns for step in steps), steps[-1].start_ns + lasts])
+    elif (shift := _shift(run, number, start, name, names)) is not None:
+        given, wanted = np.zeros(1), np.array([shift])
+    else:
+        return None
+
+    def on_run(moment: Any) -> Any:
+        beyond = np.minimum(moment - given[0], 0) + np.maximum(moment - given[-1], 0)
+        return np.rint(np.interp(moment, given, wanted) + beyond).astype(np.int64)
+
+    return on_run
+
+
 def _shift(run: ReportRun, number: int, start: np.ndarray, name: np.ndarray, names: list[str]) -> int | None:
-    """What leads from the trace's times to the run's: the median over names of their first starts."""
     code, known = run.names
     own = run.graph.trace_of == number
     never = np.iinfo(np.int64).max

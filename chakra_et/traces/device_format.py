@@ -137,11 +137,16 @@ class Recording(msgspec.Struct, frozen=True):
 
     @property
     def untraced_us(self) -> list[tuple[float, float]]:
-        """The later half of the untraced steps: allocator and caches warm up in the first ones. With a GPU
-        the mean of them for each."""
+        """As ``untraced_alone_us``. With a GPU the mean of them for each, with the device's work."""
         if self.untraced_total_us:
             steps, wall, cpu = self.untraced_total_us
             return [(wall / steps, cpu / steps)] * steps
+        return self.untraced_alone_us
+
+    @property
+    def untraced_alone_us(self) -> list[tuple[float, float]]:
+        """The later half of the untraced steps: allocator and caches warm up in the first ones. With a GPU
+        these are the host's times, which may be ahead of the device."""
         return self.step_us[max(1, self.untraced_steps // 2) : self.untraced_steps]
 
     @property

@@ -47,6 +47,21 @@ def test_frames_operators_and_calls_have_a_row_each(tmp_path: Path) -> None:
     assert found["start"].tolist() == [0, 0, 10] and found["end"].tolist() == [90, 50, 20]
 
 
+def test_stacks_of_our_captures_lie_beside_the_nodes_of_their_steps(tmp_path: Path) -> None:
+    """Slices of the step with the observer were shown, which the graph lacks, and all as slow as recorded."""
+    fixtures = Path(__file__).resolve().parents[1] / "fixtures" / "gpu"
+    assert main(["convert", "--dir", str(fixtures), "-o", str(tmp_path), "--name", "host-bound"]) == 0
+    assert main(["report", str(tmp_path / "host-bound")]) == 0
+    page = tmp_path / "host-bound_report.html"
+    found, (content, _) = shown(page), page_data(page)
+    steps = {f"ProfilerStep#{step[1]}": step[2:4] for step in content["steps"]}
+    of_steps = [at for at, name in enumerate(found["name"]) if name.startswith("ProfilerStep#")]
+    assert {found["name"][at] for at in of_steps} == {*steps} and len(steps) == 3
+    for at in of_steps:
+        begin, end = steps[found["name"][at]]
+        assert found["start"][at] == pytest.approx(begin / 1000, abs=2) and found["end"][at] <= end / 1000 + 2
+
+
 def test_the_owners_of_the_peak_of_memory_are_named(tmp_path: Path) -> None:
     """4 + 2 kB live in aten::add at the peak, 1 kB was there before; what comes later doesn't count."""
 

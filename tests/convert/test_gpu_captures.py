@@ -1,0 +1,170 @@
+"""Captures of a real GPU: all of their kernels, with the work that they do, and what bounds their steps."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chakra_et.__main__ import main
+from chakra_et.convert.inputs import load_run
+from chakra_et.cost.operator_times import CLASSES
+from chakra_et.diagnose.verdict import diagnose
+from chakra_et.et.edges import edges_of
+from chakra_et.simulate.run import Run
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds
+from chakra_et.transform.gpu import kernel_kinds
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "gpu"
+NAMES = ("host-bound", "compiled", "gloo", "graphs", "device-bound")
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+CALLS = ("cuda_runtime", "cuda_driver")
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("gpu")
+    assert main(["convert", "--dir", str(FIXTURES), "-o", str(found)]) == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Run]:
+    return {name: load_run(str(folder / name)) for name in NAMES}
+
+
+@cache
+def recorded(name: str) -> dict[str, Any]:
+    return json.loads(gzip.decompress((FIXTURES / f"{name}_device.json.gz").read_bytes()))
+
+
+def launched(name: str) -> list[dict[str, Any]]:
+    """The device's events of the timed steps, the last ones: those whose launch lies in them."""
+    events = [event for event in recorded(name)["traceEvents"] if event.get("ph") == "X"]
+    steps = sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event["cat"] == "user_annotation" and event["name"].startswith("ProfilerStep#")
+    )[-STEPS:]
+    calls = {
+        event["args"]["correlation"]
+        for event in events
+        if event["cat"] in CALLS and any(begin <= event["ts"] < end for begin, end in steps)
+    }
+    return [each for each in events if each["cat"] in DEVICE and each["args"]["correlation"] in calls]
+
+
+def device_rows(run: Run) -> np.ndarray:
+    trace = run.graph.traces[0]
+    on_device = trace.column("stream", -1) >= 0
+    return np.flatnonzero(on_device & (node_kinds(trace) != KINDS.index("device-overhead")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kernel_of_the_timed_steps_is_a_node_of_its_name_and_time(
+    name: str, runs: dict[str, Run]
+) -> None:
+    trace, rows, events = runs[name].graph.traces[0], device_rows(runs[name]), launched(name)
+    assert Counter(trace.names[row] for row in rows) == Counter(event["name"] for event in events)
+    total = sum(event["dur"] for event in events)
+    assert int(trace.duration_micros[rows].sum()) == pytest.approx(total, rel=0.02, abs=2)
+    assert trace.metadata_str("device_name") == "NVIDIA H200"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_is_linked_valid_and_explained(name: str, folder: Path) -> None:
+    for report in json.loads((folder / f"{name}_conversion.json").read_text())["ranks"].values():
+        assert report["link_rate"] == 1 and not report["problems"]
+        assert report["unexplained_us"] <= 0.1 * sum(report["critical_path_us"].values())
+    assert main(["validate", str(folder / name)]) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replay_takes_the_measured_time_in_either_order(name: str, folder: Path) -> None:
+    """ASTRA-sim's order of two ranks was 51% late: gloo's threads were busy while their collectives ran."""
+    assert main(["replay", str(folder / name), "--semantics", "device", "--max-error", "3"]) == 0
+    assert main(["replay", str(folder / name), "--semantics", "astra", "--max-error", "8"]) == 0
+
+
+@pytest.mark.parametrize(
+    "name, bound",
+    [("host-bound", "host"), ("compiled", "host"), ("gloo", "communication"), ("graphs", "memory"),
+     ("device-bound", "compute")],
+)  # fmt: skip
+def test_what_bounds_the_step(name: str, bound: str, runs: dict[str, Run]) -> None:
+    found = diagnose(runs[name])
+    assert found.bound == bound and not found.contradictions
+    assert "kernels" in found.evidence and "compute" not in found.evidence
+
+
+@pytest.mark.parametrize(
+    "name, layers, width, batch, tokens", [("gloo", 2, 768, 8, 512), ("device-bound", 4, 2048, 16, 400)]
+)
+def test_the_work_of_the_model_is_counted(
+    name: str, layers: int, width: int, batch: int, tokens: int, runs: dict[str, Run]
+) -> None:
+    """12 width² parameters of a layer in products, forward and twice backward; attention 4 and 10 times."""
+    run = runs[name]
+    trace, kinds = run.graph.traces[0], kernel_kinds(run)[run.graph.trace_of == 0]
+    operations = trace.column("num_ops")
+
+    def counted(kind: str) -> float:
+        return float(operations[kinds == CLASSES.index(kind)].sum()) / STEPS
+
+    products = 6.0 * batch * tokens * 12 * width**2 * layers
+    assert counted("matrix product") == pytest.approx(products, rel=1e-6)
+    assert counted("attention") == pytest.approx(14.0 * batch * tokens**2 * width * layers, rel=1e-6)
+    optimizer = np.array(["multi_tensor_apply" in trace.names[row] for row in range(len(trace))])
+    rates = trace.column("tensor_size")[optimizer] / trace.duration_micros[optimizer] / 1e6
+    assert 0.5 < np.median(rates) < 4.8, "TB/s"
+
+
+def test_kernels_of_a_compiled_model_have_no_work_of_others(runs: dict[str, Run]) -> None:
+    trace = runs["compiled"].graph.traces[0]
+    made = np.array([trace.names[row].startswith("triton_") for row in range(len(trace))])
+    made &= trace.column("stream", -1) >= 0
+    assert made.sum() == sum(event["name"].startswith("triton_") for event in launched("compiled")) > 0
+    assert not trace.column("num_ops")[made].any()
+
+
+def test_kernels_of_a_cuda_graph_follow_its_launch_and_have_a_class(runs: dict[str, Run]) -> None:
+    run = runs["graphs"]
+    trace, rows, edges = run.graph.traces[0], device_rows(run), edges_of(run.graph.traces[0])
+    launches = [row for row in range(len(trace)) if trace.names[row] == "cudaGraphLaunch"]
+    after = {*edges.child[np.isin(edges.parent, launches)].tolist()}
+    behind = {*edges.child[np.isin(edges.parent, [row for row in after if row not in rows])].tolist()}
+    assert {*rows.tolist()} <= after | behind
+    classes = Counter(CLASSES[kind] for kind in kernel_kinds(run)[rows].tolist())
+    of_layers = STEPS * 12
+    assert classes["matrix product"] == 12 * of_layers and classes["attention"] == 4 * of_layers
+    assert classes["normalization"] == 6 * of_layers and classes["reduction"] == 4 * of_layers + STEPS
+
+
+def test_the_host_ahead_of_the_device_takes_as_long_as_in_untraced_steps(runs: dict[str, Run]) -> None:
+    """Recording made it 1.8 times slower, which the step of the device's pace doesn't show."""
+    trace, of = runs["device-bound"].graph.traces[0], recorded("device-bound")["chakra_et"]
+    untraced, wall = of["step_us"][4:8], of["untraced_total_us"]
+    on_host = trace.column("stream", -1) < 0
+    host = int(trace.duration_micros[on_host].sum()) / STEPS
+    assert host == pytest.approx(statistics.median(step for step, _ in untraced), rel=0.05)
+    assert runs["device-bound"].end_ns.max() / 1e3 / STEPS == pytest.approx(wall[1] / wall[0], rel=0.03)
+
+
+def test_predictions_know_who_sets_the_pace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(name: str, *flags: str) -> float:
+        capsys.readouterr()
+        assert main(["predict", str(folder / name), *flags, "--json"]) == 0
+        [found] = [each for each in json.loads(capsys.readouterr().out)["ranks"] if each["rank"] == 0]
+        return float(found["after_us"] / found["before_us"])
+
+    assert change("host-bound", "--gpu-kernels", "0.5") > 0.99
+    assert change("graphs", "--gpu-kernels", "0.5") < 0.65
+    assert 0.5 < change("device-bound", "--gpu-kernels", "0.5") < 0.7, "12.5 ms of the host for 21 ms"
