@@ -21,10 +21,12 @@ from chakra_et import cli
 from chakra_et.cost.operator_times import GpuModel, gpu_model, number
 from chakra_et.text import shortened, table
 
+_OWN = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "gpu"
 _TRACES = {
     "B200": ("public/b200_eager_rank0.json.gz", None),
     "A100-40GB": ("public/sampled_rank0_of_128.json.gz", None),
     "V100": ("dlrm_8gpu/dlrm_8gpu_rank0_device.json.gz", "dlrm_8gpu/dlrm_8gpu_rank0_host.json.gz"),
+    "H200": (f"{_OWN}/device-bound_device.json.gz", f"{_OWN}/device-bound_host.json.gz"),
 }
 """The A100's trace doesn't name its GPU: kernels that move 3 GB reach 1.4 TB/s, and the other A100 traces of
 that repository are of a card with 42 GB."""

@@ -40,6 +40,7 @@ from chakra_et.traces.sets import Pair
 from chakra_et.transform.gpu import launched_operators, on_target
 
 _STANDS = {("H100", "queue.more"), ("MI300X", "cache.speedup"), ("MI300X", "matrix product.launch")}
+_STANDS |= {("MI300X", "normalization.row")}
 """No such effect shows in any trace: these keep their values."""
 _SCATTER = 0.15
 """Standard deviation of the logarithm of an operator's time, for the weight of the priors."""

@@ -24,7 +24,7 @@ FILE = Path(__file__).with_name("operator_times.json")
 _TABLE: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 LIKE = {"nvidia": "H100", "amd": "MI300X"}
 """The GPUs to which the parameters were fitted; others of their vendors are taken to be like them."""
-_TIMES = ("launch", "more", "least", "keys")
+_TIMES = ("launch", "more", "least", "keys", "row")
 _COUNTS = ("moves", "elements", "lines")
 """Parameters that are times, and that are counts per µs and unit; the others are parts of specified rates."""
 _BY_ELEMENTS = ("softmax", "normalization")
@@ -43,6 +43,8 @@ _LONG_ROW, _BLOCK = 1024, 512
 _NORM_BLOCK, _UNKNOWN_ROW = 128, 0.84
 """Threads for each row of layer normalization, which reads rows twice (layer_norm_kernel.cu); the part that
 it reads again from memory where the row isn't known."""
+_NORM_BACKWARD = 2.15
+"""Its backward pass, which has a second kernel along columns, over its forward pass, in traces of an H200."""
 _FEW_CHANNELS = 4
 _QUERIES, _KEYS = 128, 64
 """A block of flash attention has 128 queries and loops over 64 keys at a time."""
@@ -187,12 +189,18 @@ class GpuModel:
 
     def _moving(self, work: OperatorCall) -> float:
         """What a kernel takes that mostly moves numbers."""
+        if work.kind == "normalization" and work.row and work.backward:
+            return _NORM_BACKWARD * self._moving(replace(work, moved=work.moved / 1.5, backward=False))
         kind = "softmax_long" if work.kind == "softmax" and work.row > _LONG_ROW else work.kind
         part = self.parameters.get(f"{kind}.memory", self.of("elementwise", "memory"))
         item = item_bytes(work.type)
         bounds = [self._stream(work.moved, part) * self._read_again(kind, work.row, item)]
         if kind in _BY_ELEMENTS or (kind == "softmax_long" and work.row * item % _ALIGNED):
-            bounds.append(self._each(work.moved / 2 / item, f"{kind}.elements"))
+            elements = work.moved / 2 / item
+            bounds.append(self._each(elements, f"{kind}.elements"))
+            if kind == "normalization" and work.row:
+                at_once = self.gpu.units * self.gpu.threads / _NORM_BLOCK
+                bounds[-1] += max(elements / work.row / at_once, 1) * self.of(kind, "row")
         if work.kind == "gather":
             bounds.append(self._each(work.operations, "gather.elements"))
         if work.joins:

@@ -13,15 +13,16 @@ from torch.nn import functional
 from chakra_et.cost import gpus
 from chakra_et.cost.operator_times import GpuModel, OperatorCall, gpu_model
 from chakra_et.doctor.captures import quietly
-from chakra_et.doctor.results import Line, at_most, equal, not_run
+from chakra_et.doctor.results import Line, at_most, not_run
 from chakra_et.files import write_json
 from chakra_et.predict.measure_gpu import call_micros
 
 SEED, CALLS = 1, 20
 MOST = {"16 bit": 0.09, "attention": 0.15, "normalization": 0.2, "elementwise": 0.12, "optimizer": 0.12}
 """The largest good mean error of a GPU that others have measured."""
-_OPTIMIZER_BYTES = 28
-"""Per parameter of Adam in fp32: weight, gradient and two moments are read, all but the gradient written."""
+_OPTIMIZER_BYTES = 28 / 0.84
+"""Per parameter of Adam in fp32: weight, gradient and two moments are read, all but the gradient written; at
+0.84 of the rate of elementwise kernels, as on an H200: each launch has 320 blocks at most."""
 
 
 def shapes(each: int, most: int) -> dict[str, np.ndarray]:
@@ -45,7 +46,7 @@ def shapes(each: int, most: int) -> dict[str, np.ndarray]:
         "attention": np.stack([batch, heads, heads, lengths, lengths, size, causal, none], axis=1),
         "normalization": np.stack([rows, columns // 8 * 8], axis=1),
         "elementwise": elements[0].astype(int)[:, None],
-        "optimizer": elements[1].astype(int)[:, None],
+        "optimizer": elements[1].astype(int)[:, None] // 8 * 8,
     }
 
 
@@ -111,7 +112,6 @@ def check(folder: Path, on_gpu: bool) -> Iterator[Line]:
     size = ["--shapes", "60", "--largest", "1e12"] if on_gpu else ["--shapes", "6", "--largest", "1e7"]
     quietly(["measure-gpu", "--device", device, "-o", str(table), *size])
     measured = gpu_model(str(table))
-    yield equal("measure-gpu's table", "read again", "read again")
     known = gpus.by_driver(torch.cuda.get_device_name(0)) if on_gpu else None
     if known is None:
         yield not_run("mean errors by the table of GPUs", "this GPU isn't in it")

@@ -81,7 +81,7 @@ def described(
     if not found:
         return OperatorCall(kind)
     tensors, backward = [shape for shape, _, _ in found], "backward" in name
-    work = OperatorCall(kind, float(counted[0]), float(counted[1]), type=found[0][2])
+    work = OperatorCall(kind, float(counted[0]), float(counted[1]), type=found[0][2], backward=backward)
     if kind in ("elementwise", "copy"):
         return _elementwise(work, name, found)
     if kind == "matrix product":
@@ -89,8 +89,7 @@ def described(
     if kind == "attention":
         scaled = "scaled_dot_product" in name
         has_mask = len(dims) > 3 and is_shape(dims[3]) and len(dims[3]) > 0
-        masked = name in CAUSAL and scaled and not backward and has_mask
-        work = replace(work, masked=masked, backward=backward)
+        work = replace(work, masked=name in CAUSAL and scaled and not backward and has_mask)
         return _attention(work, tensors[1:] if backward else tensors, scaled)
     if (kind == "softmax" or "layer_norm" in name) and tensors[0]:
         return replace(work, row=tensors[0][-1])
