@@ -158,13 +158,16 @@ def add_gradient(main: torch.Tensor, weight: torch.Tensor) -> None:
 
 
 def _update(shapes: list[torch.Size], runs: Runs) -> float:
-    """Seconds of clipping, AdamW's step in fp32, 16-bit copies and empty gradients."""
+    """Seconds of the kernels of clipping, AdamW's step in fp32, 16-bit copies and empty gradients."""
     import torch
+
+    from chakra_et.predict.measure_gpu import call_micros
 
     weights = [torch.zeros(shape, device=runs.device, requires_grad=True) for shape in shapes]
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
-    adam, main = torch.optim.AdamW(weights, fused=True), [weight.detach() for weight in weights]
+    adam = torch.optim.AdamW(weights, fused=True, capturable=runs.device == "cuda")
+    main = [weight.detach() for weight in weights]
     narrow = [weight.to(getattr(torch, runs.dtype)) for weight in main]
 
     def step() -> None:
@@ -174,13 +177,14 @@ def _update(shapes: list[torch.Size], runs: Runs) -> float:
             torch._foreach_copy_(narrow, main)
         adam.zero_grad(set_to_none=False)
 
-    return _pace(step, runs)
+    return call_micros(step, runs.device, runs.repeat) / 1e6
 
 
 def _passes(forward: Callable[[], Any], x: torch.Tensor, runs: Runs) -> np.ndarray:
     """Seconds of forward and backward as they follow each other, and of their kernels alone [2, pass]."""
     import torch
 
+    from chakra_et.doctor.workload import step_ms
     from chakra_et.predict.measure_gpu import call_micros
 
     def both() -> None:
@@ -188,19 +192,12 @@ def _passes(forward: Callable[[], Any], x: torch.Tensor, runs: Runs) -> np.ndarr
         torch.autograd.backward(output, torch.ones_like(output))
         x.grad = None
 
-    pace = _pace(both, runs)
+    for _ in range(runs.warmup):
+        both()
+    pace = step_ms([both], runs.repeat, 3)[0] / 1e3
     first, whole = (call_micros(call, runs.device, runs.repeat) / 1e6 for call in (forward, both))
     kernels = np.array([first, max(whole - first, 0.1 * whole)])  # which a CPU may take longer for, at times
     return np.array([pace * kernels / kernels.sum(), kernels])
-
-
-def _pace(call: Callable[[], None], runs: Runs) -> float:
-    """Seconds of a call that follows others."""
-    from chakra_et.doctor.workload import step_ms
-
-    for _ in range(runs.warmup):
-        call()
-    return step_ms([call], runs.repeat, 3)[0] / 1e3
 
 
 def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> KindSeconds:
