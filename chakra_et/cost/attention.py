@@ -39,7 +39,7 @@ _LOWER = {"GDDR": 0.88, "amd": 0.79}
 root of what it takes of products' rate. MI300X: a trace of Triton's kernels (``check_gpus.py``)."""
 FORWARD, BACKWARD_PASS, INTO_CACHE = 0, 1, 2
 """Kinds of calls: the last is a forward pass that also writes keys and values into a cache."""
-_CALLS = np.array([(0.6, 0.4, 1.0), (0.8, 2.5, 2.5), (1.0, 1.0, 1.0)]).T
+_CALLS = np.array([(0.5, 0.4, 1.0), (0.8, 2.5, 2.5), (1.0, 1.0, 1.0)]).T
 """By kind of call, what multiplies ``launch``, ``fill`` and the time of a block for each key. Public tables
 are of the last kind, which has further kernels and looks up where keys lie. Others: cuDNN on an H200."""
 BACKWARD = 0.7

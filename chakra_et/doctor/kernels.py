@@ -15,7 +15,7 @@ from chakra_et.cost.operator_times import GpuModel, OperatorCall, gpu_model
 from chakra_et.doctor.captures import quietly
 from chakra_et.doctor.results import Line, at_most, not_run
 from chakra_et.files import write_json
-from chakra_et.predict.measure_gpu import call_micros
+from chakra_et.predict.measure_gpu import SETS, MeasureGpuConfig, call_micros, measured_products
 
 SEED, CALLS = 1, 20
 MOST = {"16 bit": 0.09, "attention": 0.15, "normalization": 0.2, "elementwise": 0.12, "optimizer": 0.12}
@@ -30,7 +30,7 @@ def shapes(each: int, most: int) -> dict[str, np.ndarray]:
 
     16 bit: batch, M, N, K and sets of operands; attention: batch, heads, heads of keys, queries, keys, size
     of a head, causal, layout (both as ``cost.kernel_times`` takes them); normalization: rows and columns; the
-    others: elements.
+    others: elements, so many that a launch doesn't count.
     """
     random = np.random.default_rng(SEED)
     sides = np.ceil(2 ** random.uniform(4, np.log2(most), (2 * each, 3)) / 8).astype(int) * 8
@@ -40,23 +40,19 @@ def shapes(each: int, most: int) -> dict[str, np.ndarray]:
     batch, size = np.maximum(most // lengths // 2, 1), np.full(each, 64)
     none, causal = np.zeros(each, int), random.integers(0, 2, each)
     rows, columns = (2 ** random.uniform(6, np.log2(2 * most), (2, each))).astype(int)
-    elements = 2 ** (2 * np.log2(most) - random.uniform(0, [[14], [3]], (2, each)))  # optimizer: no launches
+    elements = (most**2 / 2 ** random.uniform(0, 2, (2, each, 1))).astype(int) // 8 * 8
     return {
-        "16 bit": np.hstack([ones, sides, ones]),
+        "16 bit": np.hstack([ones, sides, SETS * ones]),
         "attention": np.stack([batch, heads, heads, lengths, lengths, size, causal, none], axis=1),
         "normalization": np.stack([rows, columns // 8 * 8], axis=1),
-        "elementwise": elements[0].astype(int)[:, None],
-        "optimizer": elements[1].astype(int)[:, None] // 8 * 8,
+        "elementwise": elements[0],
+        "optimizer": elements[1],
     }
 
 
 def call(kind: str, shape: list[int], device: str) -> Callable[[], object]:
     """One kernel's operator on random operands of 16 bits."""
     of: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
-    if kind == "16 bit":
-        _, m, n, k, _ = shape
-        a, b = torch.randn(m, k, **of), torch.randn(n, k, **of).t()
-        return lambda: a @ b
     if kind == "attention":
         batch, heads, _, queries, keys, size, causal, _ = shape
         q, k_, v = (torch.randn(batch, heads, length, size, **of) for length in (queries, keys, keys))
@@ -99,10 +95,13 @@ def behind_one_another(one: Callable[[], object], device: str) -> float:
 def check(folder: Path, on_gpu: bool) -> Iterator[Line]:
     """This GPU's table by ``measure-gpu``, and the mean error of each kind of kernel (data: kernels.json)."""
     device = "cuda" if on_gpu else "cpu"
-    points = shapes(50, 8192) if on_gpu else shapes(2, 128)
-    taken = {
+    points = shapes(30, 8192) if on_gpu else shapes(2, 128)
+    config = MeasureGpuConfig(device=device)
+    taken = {"16 bit": measured_products(config, points["16 bit"][:, 1:4], "bfloat16")}
+    taken |= {
         kind: np.array([behind_one_another(call(kind, row, device), device) for row in rows.tolist()])
         for kind, rows in points.items()
+        if kind not in taken
     }
     write_json(
         folder / "kernels.json",

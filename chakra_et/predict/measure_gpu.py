@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise TraceError("measure-gpu: PyTorch sees no GPU here: run it on the machine that has one")
     sizes = product_shapes(config.shapes, config.largest)
     points = np.column_stack([np.ones(len(sizes)), sizes, np.full(len(sizes), SETS)])
-    taken = {kind: _products(config, sizes, dtype) for kind, dtype in _KINDS.items()}
+    taken = {kind: measured_products(config, sizes, dtype) for kind, dtype in _KINDS.items()}
     bandwidth = _copy_bandwidth(config)
     entry = _datasheet(config, sizes, taken, bandwidth)
     times = kernel_times(gpus.read("", entry))
@@ -89,8 +89,8 @@ def product_shapes(count: int, largest: float) -> np.ndarray:
     return np.array(found, float)
 
 
-def _products(config: MeasureGpuConfig, sizes: np.ndarray, dtype: str) -> np.ndarray:
-    """µs of each, calls of different operands behind one another."""
+def measured_products(config: MeasureGpuConfig, sizes: np.ndarray, dtype: str) -> np.ndarray:
+    """µs of products m, n, k ``sizes[S, 3]``, calls of different operands behind one another."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
