@@ -73,7 +73,7 @@ def collectives(run: ReportRun) -> list[dict[str, Any]]:
         mean = float(transfer[own].mean())
         algorithm = whole / mean if whole > 0 and mean > 0 and name != "barrier" else None
         factor = factor if members > 1 else None
-        on_gpu = not graph.is_cpu[own].any()
+        on_gpu = (graph.attribute("stream", -1)[own] >= 0).all()  # not gloo's
         usual = _usual_ns(run.rates.gpu if on_gpu else "", name, whole, members)
         found.append(
             {

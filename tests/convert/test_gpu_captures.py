@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.convert.inputs import load_run
+from chakra_et.convert.inputs import find_run, load_run
 from chakra_et.cost.operator_times import CLASSES
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.edges import edges_of
+from chakra_et.report.collectives import collectives
+from chakra_et.report.run import load
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.transform.gpu import kernel_kinds
@@ -156,6 +158,12 @@ def test_the_host_ahead_of_the_device_takes_as_long_as_in_untraced_steps(runs: d
     host = int(trace.duration_micros[on_host].sum()) / STEPS
     assert host == pytest.approx(statistics.median(step for step, _ in untraced), rel=0.05)
     assert runs["device-bound"].end_ns.max() / 1e3 / STEPS == pytest.approx(wall[1] / wall[0], rel=0.03)
+
+
+def test_gloo_is_not_held_against_nccl(folder: Path) -> None:
+    found = collectives(load(find_run([str(folder / "gloo")])))
+    assert {each["type"] for each in found} == {"all-reduce"} and all(each["bus"] for each in found)
+    assert [each["usual_bus"] for each in found] == [None, None], "of H200 beside H200: 200 times as fast"
 
 
 def test_predictions_know_who_sets_the_pace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
