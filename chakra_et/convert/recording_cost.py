@@ -143,14 +143,16 @@ def _root(beyond: Callable[[float], float], least: float, most: float, usual: fl
     return (low + high) / 2
 
 
-def step_facts(recording: Recording | None) -> str:
+def step_facts(recording: Recording | None, graph_us: float = 0.0) -> str:
     """The metadata ``steps_micros``, by the host's clock: the median of the ``untraced`` steps, and the mean
-    of the ``traced`` ones, as that is the step of the graph."""
+    of the ``traced`` ones, as that is the step of the graph. With a GPU both have its work, which takes the
+    recorded graph ``graph_us`` for all steps."""
     if recording is None:
         return json.dumps({"untraced": None})
     untraced, timed = ([wall for wall, _ in steps] for steps in (recording.untraced_us, recording.timed_us))
+    with_device = graph_us if recording.untraced_total_us else 0.0
     facts = {
-        "traced": fmean(timed) if timed else None,
+        "traced": max(fmean(timed), with_device / len(timed)) if timed else None,
         "observed": recording.structure_step == len(recording.step_us) - 1,
         "untraced": median(untraced) if untraced else None,
         "untraced_steps": len(untraced),
