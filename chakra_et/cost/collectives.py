@@ -40,24 +40,19 @@ def collective_time(kind: CollectiveType, size: float, ranks: Sequence[int], top
     if topology.nccl is not None:
         return _by_nccl(kind, size, ranks, topology)
     alpha, beta = _slowest_hop(topology, ranks)
-    gamma = 1e9 / topology.reduce_bandwidth
-    part, hops = (p - 1) / p * size, (p - 1) * alpha
-    match kind:
-        case CollectiveType.ALL_REDUCE:
-            taken = 2 * hops + part * (2 * beta + gamma)
-        case CollectiveType.REDUCE_SCATTER | CollectiveType.REDUCE_SCATTER_BLOCK:
-            taken = hops + part * (beta + gamma)
-        case CollectiveType.ALL_GATHER | CollectiveType.GATHER:
-            taken = hops + (p - 1) * size * beta
-        case CollectiveType.ALL_TO_ALL | CollectiveType.SCATTER:
-            taken = hops + part * beta
-        case CollectiveType.BROADCAST:
-            taken = hops + size * beta
-        case CollectiveType.REDUCE:
-            taken = hops + size * (beta + gamma)
-        case _:
-            taken = (p - 1).bit_length() * alpha
-    return topology.call_ns + taken
+    part, steps = (p - 1) / p * size, p - 1
+    messages, sent, reduced = {
+        CollectiveType.ALL_REDUCE: (2 * steps, 2 * part, part),
+        CollectiveType.REDUCE_SCATTER: (steps, part, part),
+        CollectiveType.REDUCE_SCATTER_BLOCK: (steps, part, part),
+        CollectiveType.ALL_GATHER: (steps, steps * size, 0.0),
+        CollectiveType.GATHER: (steps, steps * size, 0.0),
+        CollectiveType.ALL_TO_ALL: (steps, part, 0.0),
+        CollectiveType.SCATTER: (steps, part, 0.0),
+        CollectiveType.BROADCAST: (steps, size, 0.0),
+        CollectiveType.REDUCE: (steps, size, size),
+    }.get(kind, (steps.bit_length(), 0.0, 0.0))
+    return topology.call_ns + messages * alpha + sent * beta + reduced * 1e9 / topology.reduce_bandwidth
 
 
 def message_time(size: int, source: int, target: int, topology: Topology) -> float:

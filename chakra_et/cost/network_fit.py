@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from chakra_et.cost.collectives import collective_time
-from chakra_et.cost.topology import Topology
+from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
 from chakra_et.files import read_json, write_json
@@ -48,7 +48,8 @@ class NetworkModel:
 
     def topology(self, ranks: int) -> Topology:
         """This network between ``ranks`` ranks."""
-        return Topology.flat(ranks, self.bandwidth, self.latency_ns, self.reduce_bandwidth, self.call_ns)
+        dimension = Dimension(ranks, self.bandwidth, self.latency_ns)
+        return Topology((dimension,), self.reduce_bandwidth, self.call_ns)
 
     def time(self, kind: CollectiveType, size: int, ranks: int) -> float:
         """ns of a collective: between the sizes that were measured of its kind among as many ranks, beyond

@@ -67,12 +67,6 @@ def gpu(name: str, link: str = "") -> LinkedGpu:
     )
 
 
-def node(name: str) -> str | None:
-    """The topology text of a node preset such as ``dgx-h100``; None if there is no such preset."""
-    entry = table()["nodes"].get(name.lower())
-    return None if entry is None else str(entry["text"])
-
-
 @functools.cache
 def table() -> dict[str, Any]:
     """``networks.json``: ``gpus``, ``nodes``; ``measured``: the nodes whose collectives were measured, by

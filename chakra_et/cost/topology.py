@@ -61,18 +61,6 @@ class Topology:
         """The number of ranks."""
         return math.prod(dimension.size for dimension in self.dimensions)
 
-    @classmethod
-    def flat(
-        cls,
-        ranks: int,
-        bandwidth: float,
-        latency_ns: float,
-        reduce_bandwidth: float = math.inf,
-        call_ns: float = 0.0,
-    ) -> Topology:
-        """One dimension, such as gloo processes on one machine."""
-        return cls((Dimension(ranks, bandwidth, latency_ns),), reduce_bandwidth, call_ns)
-
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """The coordinates of a rank, one per dimension, innermost first."""
         place = []

@@ -75,9 +75,9 @@ class _Read:
 
 
 def _from_text(text: str, ranks: int | None) -> Topology:
-    read = _Read()
+    read, presets = _Read(), networks.table()["nodes"]
     for part in text.split(","):
-        for each in (networks.node(part.strip()) or part).split(","):
+        for each in presets.get(part.strip().lower(), {"text": part})["text"].split(","):
             _take(read, each.strip(), text)
     if read.devices is None:
         return _flat(read, text, ranks)

@@ -18,7 +18,7 @@ import numpy as np
 from chakra_et.arrays import medians
 from chakra_et.cost.collectives import collective_time, message_time
 from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model, read_model
-from chakra_et.cost.topology import Topology
+from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.simulate.run import Run, Setting
@@ -82,7 +82,7 @@ class Network:
     def _by_model(self, run: Run, setting: Setting, found: list[Transfer], fitted: NetworkModel) -> Setting:
         count = max([*run.graph.ranks, *(rank for each in found for rank in each.ranks)]) + 1
         latency_ns = fitted.latency_ns if self.latency_ns is None else self.latency_ns
-        topology = Topology.flat(count, self.bandwidth or 0.0, latency_ns)
+        topology = Topology((Dimension(count, self.bandwidth or 0.0, latency_ns),))
         if self.topology:
             from chakra_et.cost.topology_text import read_topology
 
@@ -95,7 +95,8 @@ class Network:
             setting = setting.noting(
                 f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload{but}"
             )
-        extra = Topology.flat(topology.ranks, float("inf"), 0.0, fitted.reduce_bandwidth, fitted.call_ns)
+        no_wire = Dimension(topology.ranks, float("inf"), 0.0)
+        extra = Topology((no_wire,), fitted.reduce_bandwidth, fitted.call_ns)
         no_latency = tuple(replace(d, latency_ns=0.0) for d in topology.dimensions)
         free = replace(topology, dimensions=no_latency, nccl=None)
         only_wire = replace(free, reduce_bandwidth=float("inf"), call_ns=0.0)
@@ -138,7 +139,7 @@ class Network:
     def _own_work(self, each: Transfer, taken: float, one_host: bool) -> tuple[float, float]:
         """What the ranks' own work adds to a gloo transfer, and what the transfer takes at least; ns."""
         if self.present is not None:
-            link = Topology.flat(max(each.ranks) + 1, self.present * TCP_PAYLOAD, 0.0)
+            link = Topology((Dimension(max(each.ranks) + 1, self.present * TCP_PAYLOAD, 0.0),))
             taken = max(taken - _time(each, link), 0.0)
         elif not one_host:
             return 0.0, taken
