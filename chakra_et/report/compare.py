@@ -23,6 +23,7 @@ import numpy as np
 
 from chakra_et import cli
 from chakra_et.convert.inputs import find_run
+from chakra_et.diagnose.kernel_names import kernel_name
 from chakra_et.report.content import facts, lacks, step_ns, with_names
 from chakra_et.report.page import MADE_BY, PackedColumns, write_page
 from chakra_et.report.run import PHASES, ReportRun, load
@@ -224,7 +225,9 @@ def _listed(title: str, sides: list[Side], found: list[tuple[Matched, Times]], t
     found = sorted(found, key=lambda row: -abs(_difference(row[1])))
     top = sum(_difference(times) != 0 for _, times in found[:top])
     rows = [["kind", "name", *(shortened(each["name"], 20) for each in sides), "difference", "ratio"]]
-    rows += [_row(each.kind, shortened(each.name, LONGEST_NAME), times) for each, times in found[:top]]
+    for each, times in found[:top]:
+        name = kernel_name(each.name) if each.kind == "kernel" else each.name
+        rows.append(_row(each.kind, shortened(name, LONGEST_NAME), times))
     if len(rows) < 2:
         return []
     left: dict[str, list[Times]] = {}
