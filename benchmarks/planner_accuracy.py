@@ -24,7 +24,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,8 @@ SAILOR = Options(precision="fp32", engine="deepspeed", scatter_gather=True)
 SAILOR_CALIBRATION = "gh200_N8_D4"
 # That plan's gradient reduction took 46.0 ms; over the published bandwidth it would take 14.6 ms.
 NETWORK_SHARE = {"GH-96": 0.32}
+# Launches decide where time grows by less than this part of what the micro-batch grows.
+LAUNCHES_BIND = 0.5
 # GiB of a GPU's memory that hold neither parameters nor activations: what that plan had beyond them.
 RESERVED_GIB = 4.38
 # Megatron-DeepSpeed (data/README.md of VIA-Research/vTrain); fp16 and full recomputation are assumed.
@@ -187,8 +189,25 @@ def sailor_costs(cluster: Cluster, published: Published) -> CostFile:
                     update = tuple(update[0] * size / timed for size in held)
                 entry = (OPT.name, gpu.name, int(tp), int(mbs), forward, backward, update, held, kept)
                 entries.append(Entry(*entry))
+    entries = [replace(entry, kernels=kernels_alone(entry, entries)) for entry in entries]
     nodes = {gpu.name: MeasuredOn(gpu.intra_bandwidth) for gpu in cluster.gpus}
     return CostFile(1, "", {OPT.name: OPT}, tuple(entries), collectives="included", nodes=nodes)
+
+
+def kernels_alone(entry: Entry, entries: list[Entry]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds that a unit's kernels need at least: where the next larger micro-batch takes hardly longer,
+    launches decide, and the kernels of this one need at most their share of the larger one's time.
+    """
+    alike = [
+        each for each in entries if (each.gpu, each.tp) == (entry.gpu, entry.tp) and each.mbs > entry.mbs
+    ]
+    next_one = min(alike, key=lambda each: each.mbs, default=entry)
+    share, found = entry.mbs / next_one.mbs, []
+    pairs = (entry.forward, next_one.forward), (entry.backward or (), next_one.backward or ())
+    for now, then in (np.array(pair) for pair in pairs):
+        bound = then - now < LAUNCHES_BIND * now * (1 / share - 1)
+        found.append(tuple(np.where(bound, np.minimum(now, then * share), now).tolist()))
+    return found[0], found[1]
 
 
 def sailor_layout(plan: dict[str, Any], cluster: Cluster) -> Layout:

@@ -7,7 +7,7 @@ layers of other widths: those are computed. What was not measured is in ``notes`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_dept
 from fasop.inputs.models import Model
 from fasop.plans.options import NARROW, Options
 
-# Launches decide where time grows by less than this part of what the micro-batch grows.
-LAUNCHES_BIND = 0.5
 # Settings of a model that change no layer's work: other depths have the same layers.
 _NO_WORK = {"name", "costs", "global_batch", "parameters", "layers", "encoder_layers"}
 
@@ -82,8 +80,7 @@ class Compute:
         self.sources = []
         for file in cost_files:
             for name in (model.name, model.costs):
-                found = (entry for entry in file.entries if entry.model == name)
-                entries = {(e.gpu, e.tp, e.mbs): _graphed(e) if options.cuda_graphs else e for e in found}
+                entries = {(e.gpu, e.tp, e.mbs): e for e in file.entries if e.model == name}
                 if not entries:
                     continue
                 if _widths(file.models[name]) == _widths(model):
@@ -163,9 +160,10 @@ class Compute:
         def of_model(row: np.ndarray) -> np.ndarray:
             return np.array(other_depth(shape, tuple(row), model))
 
-        least = [of_model(row) * ratios for row in _of_kernels(source, gpu, tp, batch, rows)]
-        forward, backward = (of_model(row) * ratios for row in rows[:2])
-        update = of_model(rows[2]) if len(rows) > 2 else None
+        forward, backward, *least = (of_model(row) * ratios for row in rows[:4])
+        if self.options.cuda_graphs:
+            forward, backward = least
+        update = of_model(rows[4]) if len(rows) > 4 else None
         # The scores' share of a layer's multiply-adds: 4s against 24h + 4s per token and channel.
         share = 4 * model.seq / (24 * model.hidden + 4 * model.seq)
         scores = forward * share * np.array([kind in "TD" for kind in model.kinds])
@@ -194,18 +192,15 @@ class Compute:
         base = _grown(source, gpu, near, batch)
         if of := hardware(gpu):
             new, old = (kernel_seconds(of, self.model, each, mbs, self.options) for each in (tp, near))
-            ratio = [other_depth(self.model, row, source.shape) for row in new[:2] / old[:2]]
-            rows = [
-                base[0] * np.array(ratio[0]),
-                base[1] * np.array(ratio[1]),
-                *(row * near / tp for row in base[2:]),
-            ]
+            ratio = [np.array(other_depth(self.model, row, source.shape)) for row in new[:2] / old[:2]]
+            passes = [row * ratio[at % 2] for at, row in enumerate(base[:4])]
+            rows = [*passes, *(row * near / tp for row in base[4:])]
             return rows, f"{gpu}: tp {tp} was not measured: tp {near} scaled by the computed ratio"
         return base, f"{gpu}: tp {tp} was not measured: costs of tp {near}"
 
 
 def _grown(source: _Source, gpu: str, tp: int, batch: float) -> list[np.ndarray]:
-    """Forward, backward and, where measured, update seconds of each unit of the measured shape."""
+    """Seconds of each unit of the measured shape, as of ``_passes``."""
     sizes = source.sizes(gpu, tp)
     rules = source.growth(gpu)
     if rules is not None:
@@ -216,44 +211,24 @@ def _grown(source: _Source, gpu: str, tp: int, batch: float) -> list[np.ndarray]
                 for steps in map(rules.get, source.shape.kinds)
             ]
         )
-        forward, backward, *update = _passes(source.entries[gpu, tp, size])
-        return [forward * factors, backward * factors, *update]
+        rows = _passes(source.entries[gpu, tp, size])
+        return [*(row * factors for row in rows[:4]), *rows[4:]]
     above = next((size for size in sizes if size >= batch), sizes[-1])
     below = next((size for size in reversed(sizes) if size <= batch), sizes[0])
     low, high = (_passes(source.entries[gpu, tp, size]) for size in (below, above))
     if above == below:
         # Outside the measured range: below it launches dominate, above it time grows with the tokens.
         factor = max(batch / above, 1.0) if len(sizes) > 1 else batch / above
-        return [low[0] * factor, low[1] * factor, *low[2:]]
+        return [*(row * factor for row in low[:4]), *low[4:]]
     share = (batch - below) / (above - below)
     return [a + (b - a) * share for a, b in zip(low, high, strict=True)]
 
 
-def _of_kernels(source: _Source, gpu: str, tp: int, batch: float, rows: list[np.ndarray]) -> list[np.ndarray]:
-    """Forward and backward seconds that a unit's kernels need at least.
-
-    Where a larger measured micro-batch takes hardly longer, launches decide, and the kernels of this one need
-    at most their share of the larger one's time.
-    """
-    size = next((size for size in source.sizes(gpu, tp) if size > batch), None)
-    if size is None or source.growth(gpu):
-        return rows[:2]
-    found = []
-    for now, then in zip(rows[:2], _passes(source.entries[gpu, tp, size]), strict=False):
-        bound = then - now < LAUNCHES_BIND * now * (size / batch - 1)
-        found.append(np.where(bound, np.minimum(now, then * batch / size), now))
-    return found
-
-
 def _passes(entry: Entry) -> list[np.ndarray]:
-    forward = np.array(entry.forward)
-    backward = 2 * forward if entry.backward is None else np.array(entry.backward)
-    return [forward, backward, *([np.array(entry.update)] if entry.update is not None else [])]
-
-
-def _graphed(entry: Entry) -> Entry:
-    """With the seconds of kernels alone, where they are known."""
-    return replace(entry, forward=entry.kernels[0], backward=entry.kernels[1]) if entry.kernels else entry
+    """Seconds of forward and backward, of their kernels alone and, where measured, of the update [unit]."""
+    backward = entry.backward or tuple(2 * seconds for seconds in entry.forward)
+    rows = [entry.forward, backward, *(entry.kernels or (entry.forward, backward)), entry.update]
+    return [np.array(row) for row in rows if row is not None]
 
 
 def _widths(model: Model) -> tuple[object, ...]:
