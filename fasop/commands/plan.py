@@ -68,7 +68,7 @@ class Config:
     hsdp: int = exact_flag("--fsdp within groups of N GPUs; each group holds all parameters", 0, least=0)
     offload: bool = exact_flag("keep and update optimizer states on the host", False)
     cuda_graphs: CudaGraphs = exact_flag(
-        "layer: a CUDA graph for each layer's pass; full, or the flag alone: one for the whole step",
+        "attention, layer: a CUDA graph for its pass; full, or the flag alone: one for the whole step",
         "none",
         bare="full",
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from fasop.exact.communication import SEND_BUFFER, Communication
 from fasop.exact.memory import activations, held_parameters, stage_gib
-from fasop.exact.passes import SPLIT_NOTE, Passes, exposed_seconds, step_end, synchronized
+from fasop.exact.passes import SPLIT_NOTE, Passes, step_end, synchronized
 from fasop.exact.stage_costs import message_bytes
 from fasop.exact.unit_times import Compute
 from fasop.inputs.costs import CostFile
@@ -82,7 +82,7 @@ def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Es
 
 
 def _replicas(
-    passes: Passes, stage: LayoutStage, units: slice, held: float, is_split: bool, notes: dict[str, None]
+    passes: Passes, stage: LayoutStage, units: slice, ahead: float, is_split: bool, notes: dict[str, None]
 ) -> np.ndarray:
     """Seconds of forward and backward per micro-batch, of reduction and update once per step, GiB, and of
     a backward's last part, if it ``is_split`` [replica, these]; those that are alike are computed once.
@@ -92,34 +92,30 @@ def _replicas(
     data, dp = _data(stage.replicas), len(stage.replicas)
     is_layer = passes.layers[units]
 
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.array(values[units].sum())
+
     @functools.cache
     def row(group: Group, mbs: int, ep: int, experts: Group, context: Group) -> list[float]:
         gpu, tp = passes.links.cluster.gpu(group[0].gpu), group_size(group)
         costs = passes.units(gpu.name, tp, mbs, ep, len(group))
         notes.update(dict.fromkeys(costs.notes))
         each = passes.replica(mbs, stage.recompute, group, data, experts, context)
-        forward, backward = (seconds[units] for seconds in each)
         sizes = passes.compute.sizes(gpu, tp)
-        parameters, of_experts = held_parameters(model, tp, ep, lambda each: np.array(each[units].sum()))
+        held = held_parameters(model, tp, ep, total)
         if sizes is not None:
-            parameters = np.array(sizes[0][units].sum())
-        # Buckets of gradients go beside the backward of all layers but the first.
-        layers = is_layer.sum()
-        last = passes.weight_gradients(mbs, group, ep)[units] if is_split else backward
-        hidden = last[is_layer].sum() * (1 - 1 / np.maximum(layers, 1))
-        reduction, gather = passes.once(data, tp, parameters, of_experts, ep)
-        reduction = exposed_seconds(options, reduction, hidden, layers)
-        if costs.update is not None:
-            update = costs.update[units].sum() / (dp if options.zero else 1)
-        else:
-            update = passes.optimizer(gpu, parameters, of_experts, ep, dp)
+            held = total(sizes[0]), held[1]
+        last = passes.weight_gradients(mbs, group, ep) if is_split else each[1]
+        reduction, gather = passes.once(data, tp, *held, ep)
+        reduction = passes.exposed(reduction, last, total)
+        update = passes.update(costs.update, gpu, held, ep, dp, total)
         kept, once = (each[units] for each in activations(model, tp, mbs, options, stage.recompute))
         if sizes is not None and stage.recompute == "none":
             kept, once = sizes[1][units] * mbs, np.zeros(len(kept))
         needs = np.array((once * ~is_layer).sum()), np.array((once * is_layer).max(initial=0.0))
-        memory = stage_gib(model, options, (tp, ep, dp), (parameters, of_experts), kept.sum() * held, needs)
-        rows = forward.sum(), backward.sum(), reduction, update + gather, memory + gpu.reserved_gib
-        return [float(value) for value in (*rows, last.sum())]
+        memory = stage_gib(model, options, (tp, ep, dp), held, kept.sum() * ahead, needs)
+        rows = *map(total, each), reduction, update + gather, memory + gpu.reserved_gib, total(last)
+        return [float(value) for value in rows]
 
     found = []
     for at, one in enumerate(stage.replicas):

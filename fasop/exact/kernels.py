@@ -25,12 +25,18 @@ STEPWISE = {False: (18, 28), True: (11, 22)}
 # no multiple of 4 (``FusedScaleMaskSoftmax``): casts to fp32 and back, scale, mask, softmax. PyTorch's starts
 # backward by a product of gradient and output. OPT (transformers) drops no scores, but clamps them by
 # ``torch.max``, whose gradient compares twice, halves, chooses and fills.
+# GPT-OSS's positions are scaled (YaRN), which no fused kernel does (Megatron-core, ``apply_rotary_pos_emb``):
+# products with cosine and sine, halves swapped and joined, their sum, joined; backward also slices.
+ROTARY = 12, 17
 SOFTMAX = {
     "fused": ((2, 2.5), (3, 2.5)),
     "cast": ((3, 4, 4, 4, 3, 2.5), (3, 6, 4, 4, 3, 2.5)),
     "eager": ((2, 2, 2, 2.25), (2.25, 3, 3, 2, 2)),
     "clamped": ((2, 2, 2), (3, 3, 1.25, 1.25, 2, 3.25, 2.25)),
 }
+# Where products of experts activate and cast what they give (Transformer Engine's ``grouped_gemm_glu``): its
+# copies in 8 bits along both sides; backward the activation's inputs, too.
+FUSED = 1, 3
 LORA_RANK = 16  # MLPerf's
 # Of the bias of GPT-OSS's second product, which is weighted by the router in fp32, expert by expert, and the
 # sum brought back to 16 bits (``TEGroupedMLP._apply_bias``).
@@ -44,7 +50,7 @@ ALIGNED = 8  # Products in 16 bits load 16 bytes at once where rows are multiple
 # Sums over the tensor-parallel group in each unit's forward and backward pass: a layer's output after
 # attention and after the feed-forward part, a decoder's after cross-attention too, and as many gradients of
 # inputs; the embedding's output; the gradient of the head's input (Shoeybi et al. 2019, "Megatron-LM").
-TENSOR_SUMS = {"E": (1, 0), "T": (2, 2), "D": (3, 3), "P": (0, 1)}
+TENSOR_SUMS = {"E": (1, 0), "T": (2, 2), "F": (2, 2), "D": (3, 3), "P": (0, 1)}
 
 
 class Matmul(NamedTuple):
@@ -56,6 +62,7 @@ class Matmul(NamedTuple):
     copies: int = 1
     experts: bool = False
     unaligned: bool = False
+    is_cast: bool = False  # by the product that gives its first operand
 
 
 class Moved(NamedTuple):
@@ -79,7 +86,9 @@ class Work(NamedTuple):
 
 @functools.lru_cache(maxsize=512)
 def unit_work(model: Model, kind: str, tp: int, mbs: int, options: Options, ep: int = 1) -> Work:
-    """Work of one unit. kind: E, T, D or P, as in ``Model.kinds``."""
+    """Work of one unit. kind: as in ``Model.kinds``."""
+    if kind == "F":
+        return unit_work(model.plain, "T", tp, mbs, options)
     tokens, h, wide = mbs * model.seq, model.hidden, 4 // options.activation_bytes
     whole = tokens // tp if options.sequence_parallel else tokens  # of what tensor parallelism leaves whole
     small, small_back = ([Moved(tokens)] * count for count in TOKEN_KERNELS.get(kind, (0, 0)))
@@ -92,16 +101,18 @@ def unit_work(model: Model, kind: str, tp: int, mbs: int, options: Options, ep: 
         head = Matmul(tokens, vocab, h, unaligned=vocab % ALIGNED > 0)
         # Cross-entropy reads the logits, and reads and writes them in fp32 twice. By steps backward zeros are
         # written for the targets, then the softmax's gradient, which is cast.
-        steps = [wide, 3 * wide, 1 + wide] if "loss" in options.unfused else [3]
+        read, steps = 7, [wide, 3 * wide, 1 + wide] if "loss" in options.unfused else [3]
+        if options.fused_loss:  # logits read twice, gradients written in their place and multiplied later
+            read, steps = 3, [2]
         return Work(
-            (head, *_norm(model, whole * h, options)[0], Moved(7 * tokens * vocab), *small),
+            (head, *_norm(model, whole * h, options)[0], Moved(read * tokens * vocab), *small),
             (
                 *_gradients([head], options.adapters),
                 *(Moved(each * tokens * vocab) for each in steps),
                 *small_back,
             ),
         )
-    parts = [_attention(model, tp, mbs, options, whole), _feed_forward(model, tp, tokens, options, whole, ep)]
+    parts = [attention(model, tp, mbs, options), feed_forward(model, tp, mbs, options, ep)]
     if kind == "D":
         parts.insert(1, parts[0])
     return Work(*(tuple(itertools.chain(*kernels)) for kernels in zip(*parts, strict=True)))
@@ -112,20 +123,23 @@ def tensor_sums(model: Model) -> np.ndarray:
     return np.array([TENSOR_SUMS[kind] for kind in model.kinds]).T
 
 
-def _attention(model: Model, tp: int, mbs: int, options: Options, whole: int) -> Work:
+def attention(model: Model, tp: int, mbs: int, options: Options) -> Work:
+    """A layer's part up to attention's output."""
     tokens, h, s = mbs * model.seq, model.hidden, model.seq
+    whole = tokens // tp if options.sequence_parallel else tokens
     heads, size = max(model.heads // tp, 1), model.head_width
-    width, qkv = model.width // tp, (model.width + 2 * model.kv_width) // tp
-    batch, titan = mbs * heads, options.engine == "torchtitan"
+    batch = mbs * heads
     projections = [Matmul(tokens, n, k) for n, k in model.projections(tp)]
     gradients = _gradients(projections, options.adapters)
     # Normalization; bias, dropout and residual (with a mask of half an activation's width); transpositions.
-    # No compiler fuses complex numbers: torchtitan casts queries and keys to fp32, turns them and casts them
-    # back, and repeats keys and values for each head.
-    turned = Moved(2 * tokens * (qkv + width) + titan * 12 * tokens * (model.width + model.kv_width) / tp)
+    turned, turned_back = (Moved(tokens * each / tp) for each in turned_numbers(model, options))
     norm, norm_back = _norm(model, whole * h, options)
+    if model.qk_norm:
+        for numbers in (model.width, model.kv_width):
+            one, two = _norm(model, tokens * numbers / tp, options)
+            norm, norm_back = norm + one, norm_back + two
     moved: list[Kernel] = [*norm, Moved(3.5 * whole * h), turned]
-    back: list[Kernel] = [*norm_back, Moved(2.5 * whole * h), turned]
+    back: list[Kernel] = [*norm_back, Moved(2.5 * whole * h), turned_back]
     if options.adapters:  # LoRA: two narrow products beside each of these, and the sum of both outputs
         for n, k in model.projections(tp):
             narrow = [Matmul(tokens, LORA_RANK, k), Matmul(tokens, n, LORA_RANK)]
@@ -145,8 +159,28 @@ def _attention(model: Model, tp: int, mbs: int, options: Options, whole: int) ->
     return Work((*projections, *moved, *core), (*gradients, *back, *core_back), core)
 
 
-def _feed_forward(model: Model, tp: int, tokens: int, options: Options, whole: int, ep: int) -> Work:
-    h, ffn = model.hidden, model.ffn_width // tp
+def turned_numbers(model: Model, options: Options) -> tuple[int, int]:
+    """Numbers of a token that transpositions and positions of queries, keys and values move, forward and
+    backward.
+    """
+    query, key, part = model.width, model.kv_width, model.rope
+    if not options.fused:
+        # No compiler fuses complex numbers: torchtitan casts queries and keys to fp32, turns them and casts
+        # them back, and repeats keys and values for each head.
+        return ((16 if options.engine == "torchtitan" else 4) * (query + key),) * 2
+    # Megatron-core's fused kernels (apply_rope_fusion) write what attention reads; its output stays as it is.
+    # Of latent attention's queries a part is turned in place; keys and values are read and written.
+    latent = model.heads * (3 * part + 2 * (model.head_width - part + model.v_width))
+    if model.stepwise:
+        forward, backward = (each * (query + key) + 2 * key for each in ROTARY)
+        return forward, backward
+    return (latent if model.kv_rank else 2 * (query + 2 * key),) * 2
+
+
+def feed_forward(model: Model, tp: int, mbs: int, options: Options, ep: int) -> Work:
+    """A layer's part after attention: the products, the activation, all else."""
+    h, ffn, tokens = model.hidden, model.ffn_width // tp, mbs * model.seq
+    whole = tokens // tp if options.sequence_parallel else tokens
     local = max(model.experts // ep, 1)  # experts that this rank holds
     routed = tokens * (model.top_k if model.experts else 1)  # tokens that pass through this rank's experts
     rows = math.ceil(routed / local)
@@ -154,6 +188,11 @@ def _feed_forward(model: Model, tp: int, tokens: int, options: Options, whole: i
     down = Matmul(rows, h, ffn, local, bool(model.experts))
     steps = STEPWISE[model.gated] if model.stepwise else (3, 5) if model.gated else (2, 4)
     bias = EXPERT_BIAS if model.stepwise and model.experts else (0, 0)
+    gradients = _gradients([up, down], options.adapters)
+    if model.experts and options.cuda_graphs is True and options.precision in ("mxfp8", "nvfp4"):
+        # Graphs of whole iterations need a fixed capacity, and that needs Megatron-core's op fuser.
+        steps, down = FUSED, down._replace(is_cast=True)
+        gradients = [each._replace(is_cast=at in (0, 3)) for at, each in enumerate(gradients)]
     act, act_back = (Moved(routed * (n * ffn + more * h)) for n, more in zip(steps, bias, strict=True))
     norm, norm_back = _norm(model, whole * h, options)
     moved: list[Kernel] = [*norm, Moved(3.5 * whole * h)]
@@ -170,7 +209,7 @@ def _feed_forward(model: Model, tp: int, tokens: int, options: Options, whole: i
         router, permuted = Matmul(tokens, model.experts, h), [Moved(sorts * (sent + routed) * h)] * 2
         moved += [router, *permuted]
         back += [*_gradients([router], options.adapters), *permuted]
-    return Work((up, down, act, *moved), (*_gradients([up, down], options.adapters), act_back, *back))
+    return Work((up, down, act, *moved), (*gradients, act_back, *back))
 
 
 def _norm(model: Model, numbers: float, options: Options) -> tuple[list[Moved], list[Moved]]:

@@ -25,6 +25,7 @@ def parameters(model: Model, tp: int, ep: int = 1) -> tuple[np.ndarray, np.ndarr
     h, tables = model.hidden, model.hidden * model.vocab
     attention = model.attention_weights
     feed = (3 if model.gated else 2) * h
+    dense: float = attention + 13 * h + feed * model.dense_ffn
     each: float = attention + 13 * h + feed * (model.shared_ffn if model.experts else model.ffn_width)
     of_experts: float = feed * model.ffn_width * model.experts
     kinds = model.kinds
@@ -33,11 +34,10 @@ def parameters(model: Model, tp: int, ep: int = 1) -> tuple[np.ndarray, np.ndarr
         # of another kind.
         crossed = kinds.count("D") * attention
         rest = model.parameters - crossed - tables * (1 if model.tied else 2)
-        whole = rest / model.layers - h * model.experts
-        # Layers without experts have wider feed-forward parts, which count as experts.
+        whole = (rest - model.dense * dense) / (model.layers - model.dense) - h * model.experts
         each, of_experts = (each, whole - each) if model.experts else (whole, 0.0)
     layer, experts = each / tp + h * model.experts, of_experts / ep / tp
-    held = {"E": tables / tp, "P": tables / tp, "T": layer + experts}
+    held = {"E": tables / tp, "P": tables / tp, "T": layer + experts, "F": dense / tp}
     held["D"] = held["T"] + attention / tp
     found = np.array([held[kind] for kind in kinds])
     if model.encoder_layers is not None:
@@ -82,7 +82,7 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     s, b, h, a, again = model.seq, mbs, model.hidden, model.heads, options.again
     tokens, wide = s * b, options.activation_bytes / 2  # the formulas are for 16 bits
     whole = tokens / tp if options.sequence_parallel else tokens
-    copies = model.top_k if model.experts else 1
+    copies, part = (model.top_k, "experts") if model.experts else (1, "dense")
     # Bytes of each number that a product multiplies by its weights, which only their gradients need: 2, or
     # what Transformer Engine casts it to. Adapters have gradients beside attention only.
     narrow = options.engine in ("megatron", "mlperf") and options.precision in NARROW
@@ -106,27 +106,30 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     ran = {"T": held["T"] + scores, "D": held["D"] + 2 * scores}
     kept = {"E": tokens * h, "P": 0.0, **ran}
     # Logits in fp32; where no compiler fuses the loss also in 16 bits, and softmax and gradients in fp32.
-    logits = 14 if "loss" in options.unfused else 4
+    logits = 14 if "loss" in options.unfused else 2 if options.fused_loss else 4
     # The head's normalization and input, and with sequence parallelism that input and its gradient gathered.
     head = 4 * tokens * h / tp + 4 * (tokens - whole) * h
     once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": head + logits * tokens * model.vocab / tp}
     if recompute != "none" and options.attention == "unfused":
         kept |= held
     # What modules that are computed again don't keep: latent attention's queries, keys and values; outputs of
-    # normalizations and activations; all of the experts but their input; or all but the layer's input, the
-    # context and the outputs of every second product (torchtitan's selective checkpoints).
+    # normalizations and activations; all of the feed-forward part but its input; or all but the layer's
+    # input, the context and the outputs of every second product (torchtitan's selective checkpoints).
     spared = {
         "latent": query + 2 * key,
-        "elementwise": of_attention * h * whole + of_feed * (h * whole + ffn * ("experts" not in again)),
-        "experts": feed - (masked + of_feed) * h * whole,
+        "elementwise": of_attention * h * whole + of_feed * (h * whole + ffn * (part not in again)),
+        part: feed - (masked + of_feed) * h * whole,
         "operators": in_layer - 4 * h * whole - 1.5 * query - key - (2 if model.gated else 1) * ffn,
     }
-    less = sum(spared[module] for module in again)
+    less = sum(spared.get(module, 0.0) for module in again)
     kept |= {kind: (kept[kind] - less) * (1 - options.offloaded) for kind in ran}
     if recompute == "full":
         kept |= {kind: kept[kind] + options.recomputed * (2 * whole * h - kept[kind]) for kind in ran}
     if recompute == "full" or less:
         once |= ran
+    if model.dense:
+        plain = activations(model.plain, tp, mbs, options, recompute)[:, 1] / wide
+        kept["F"], once["F"] = plain
     return wide * np.array([[each[kind] for kind in model.kinds] for each in (kept, once)])
 
 

@@ -8,7 +8,7 @@ ZeRO-2 and ZeRO-3 exchange for every micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,14 @@ from fasop.exact.memory import parameters
 from fasop.exact.recipes import constant, constant_name, hardware, update_seconds, weight_share, with_host
 from fasop.exact.unit_times import Compute, UnitSeconds
 from fasop.inputs.clusters import Gpu
-from fasop.inputs.models import Model
+from fasop.inputs.models import LAYERS, Model
 from fasop.memo import memo
 from fasop.plans.options import Options, Recompute
 from fasop.plans.shapes import Group, every, first, group_size
 
 Time = Any  # a float, or an array
+Total = Callable[[np.ndarray], np.ndarray]  # sums values of all units over the units of some stages
+Held = tuple[np.ndarray, np.ndarray]  # parameters of a GPU, and those of them that belong to experts
 SPLIT_NOTE = "zero-bubble: the share of weights' gradients is computed (A100's on unknown GPUs), not measured"
 
 
@@ -41,7 +43,8 @@ class Passes:
             raise PlanError(f"{model.name}: shard {options.shard}: a model with experts has no HSDP here.")
         self.max_tp = max_tp
         self.model, self.compute, self.links, self.options = model, compute, links, options
-        self.layers = np.array([kind in "TD" for kind in model.kinds])
+        self.layers = np.array([kind in LAYERS for kind in model.kinds])
+        self._routed = np.array([kind in "TD" for kind in model.kinds])
         self._sums = tensor_sums(model)
 
     @memo
@@ -70,7 +73,7 @@ class Passes:
         units = self.units(tensor[0].gpu, tp, mbs, ep, len(tensor))
         once, passes = self.sum_seconds(tensor, mbs), np.array([units.forward, units.backward])
         if ep > 1:
-            passes = passes + 2 * self.exchange_seconds(experts, tp, mbs) * self.layers
+            passes = passes + 2 * self.exchange_seconds(experts, tp, mbs) * self._routed
         if units.has_collectives:
             # A unit that was timed alone ends with its last collective. In a run the host launches the next
             # unit meanwhile, where launches set the pace.
@@ -122,7 +125,7 @@ class Passes:
         model, ranks = self.model, group_size(context)
         if ranks < 2:
             return np.zeros((2, len(attention)))
-        times = np.array([{"T": 1, "D": 2}.get(kind, 0) for kind in model.kinds])
+        times = np.array([{"T": 1, "F": 1, "D": 2}.get(kind, 0) for kind in model.kinds])
         tokens = mbs * model.seq * self.options.activation_bytes / tp
         values = (model.v_width or model.head_width) / model.head_width
         query, key = tokens * model.width, tokens * model.kv_width
@@ -191,18 +194,33 @@ class Passes:
             gather = self._over_copies(*what, options.gathered_bytes, False)
         return reduction, gather
 
-    def optimizer(
-        self, gpu: Gpu, held: np.ndarray, of_experts: np.ndarray, ep: int, replicas: int
+    def exposed(self, reduction: np.ndarray, backward: np.ndarray, total: Total) -> np.ndarray:
+        """Seconds of ``reduction`` after the last backward pass; backward: seconds of that [unit].
+
+        With ``overlap`` there is a bucket per layer, which is reduced once the layer's backward has ended,
+        after the buckets before it: those of all but the first layer go beside the others' backward.
+        """
+        if not self.options.overlap:
+            return reduction
+        layers, of_layers = np.maximum(total(1.0 * self.layers), 1), total(backward * self.layers)
+        return np.maximum(reduction - (of_layers - of_layers / layers), reduction / layers)
+
+    def update(
+        self, measured: np.ndarray | None, gpu: Gpu, held: Held, ep: int, replicas: int, total: Total
     ) -> np.ndarray:
-        """Seconds of the optimizer over the parameters of a GPU, computed; 0 where the GPU is not known."""
-        known = hardware(gpu.costs_of)
+        """Seconds of the optimizer over the parameters of a GPU: ``measured`` [unit], or computed; 0 where
+        the GPU is not known.
+        """
+        if measured is not None:
+            return total(measured) / (replicas if self.options.zero else 1)
+        (size, of_experts), known = held, hardware(gpu.costs_of)
         if known is None or self.options.adapters:
-            return np.zeros(held.shape)
+            return np.zeros(size.shape)
         if self.options.zero:
             replicas = self.options.shared(replicas)
-            held = (held - of_experts) / replicas + of_experts / max(replicas / ep, 1)
+            size = (size - of_experts) / replicas + of_experts / max(replicas / ep, 1)
         seconds = update_seconds(known, self.options, self.links.cluster.size(gpu))
-        return held * (seconds / (1 if self.options.offload else gpu.speed))
+        return size * (seconds / (1 if self.options.offload else gpu.speed))
 
     def output_gather(self, ends: tuple[Group, ...], mbs: int) -> float:
         """Seconds in which a stage's output, of which its ranks got a share each, becomes whole again.
@@ -241,19 +259,6 @@ class Passes:
         shared = len(data) > 1 and any(part.gpus * tp < size for part, size in zip(data, sizes, strict=True))
         begin, per_byte = self.links.ring(data, float(size.max(initial=0.0)), tp * (1 + shared), reduces)
         return np.where(size > 0, begin + size * per_byte, 0.0)
-
-
-def exposed_seconds(
-    options: Options, reduction: np.ndarray, hidden: np.ndarray, layers: np.ndarray
-) -> np.ndarray:
-    """Seconds of ``reduction`` after the last backward pass.
-
-    With ``overlap`` there is a bucket per layer, which is reduced once the layer's backward has ended, after
-    the buckets before it; ``hidden``: seconds from the end of the first layer's backward to that of the last.
-    """
-    if not options.overlap:
-        return reduction
-    return np.maximum(reduction - hidden, reduction / np.maximum(layers, 1))
 
 
 def synchronized(options: Options, stage_end: Time, backward_end: Time, exposed: Time) -> Time:

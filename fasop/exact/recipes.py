@@ -19,9 +19,18 @@ import numpy as np
 
 from chakra_et.cost import gpus
 from chakra_et.cost.gpus import Gpu
-from fasop.exact.kernels import Kernel, Matmul, Moved, tensor_sums, unit_work
+from fasop.exact.kernels import (
+    Kernel,
+    Matmul,
+    Moved,
+    attention,
+    feed_forward,
+    tensor_sums,
+    turned_numbers,
+    unit_work,
+)
 from fasop.exact.memory import parameters
-from fasop.inputs.models import Model
+from fasop.inputs.models import LAYERS, Model
 from fasop.plans.options import NARROW, Options
 
 FILE = Path(__file__).parents[1] / "data" / "recipes.json"
@@ -171,17 +180,18 @@ def host_seconds(model: Model, tp: int, mbs: int, options: Options, ep: int = 1)
         return np.zeros((2, len(model.kinds)))
     work = {kind: unit_work(model, kind, tp, mbs, options, ep) for kind in set(model.kinds)}
     kernels = np.array([[len(passes) for passes in work[kind][:2]] for kind in model.kinds]).T
-    is_layer = np.array([kind in "TD" for kind in model.kinds])
+    is_layer, is_routed = (np.array([kind in kinds for kind in model.kinds]) for kinds in (LAYERS, "TD"))
+    if options.cuda_graphs == "attention":
+        kernels -= np.outer([len(each) - 1 for each in attention(model, tp, mbs, options)[:2]], is_layer)
+    elif options.cuda_graphs == "layer":
+        kernels = np.where(is_layer, 1, kernels)
     collectives = tensor_sums(model) * (tp > 1 and options.engine != "eager")
-    collectives = collectives + 2 * (ep > 1) * is_layer  # tokens to their experts, and back
+    collectives = collectives + 2 * (ep > 1) * is_routed  # tokens to their experts, and back
     seconds = constant("host") * (kernels + collectives)
-    if model.experts:
+    if model.experts and options.cuda_graphs != "layer":
         modules = np.array([model.mtp if kind == "P" else kind in "TD" for kind in model.kinds])
         held = max(model.experts // ep, 1) * modules
         seconds = seconds + np.outer((1 / 3, 2 / 3), constant("expert host") * held)
-    if options.cuda_graphs == "layer":
-        launches = np.where(is_layer, 1, kernels)
-        seconds = seconds * (launches + collectives) / (kernels + collectives)
     return seconds
 
 
@@ -215,6 +225,8 @@ def unit_parts(
         plain = replace(model, mtp=0)
         head, layer = (unit_parts(gpu, plain, each, tp, mbs, options, ep) for each in "PT")
         return {part: (1 + model.mtp) * head.get(part, 0.0) + model.mtp * layer[part] for part in layer}
+    if kind == "F":
+        return unit_parts(gpu, model.plain, "T", tp, mbs, options)
     work = unit_work(model, kind, tp, mbs, options, ep)
     ways = [_parts(kernels, gpu, kind, options) for kernels in (work.forward, work.backward, work.scores)]
     found = {part: np.array([way[part] for way in ways]) for part in ways[0]}
@@ -228,14 +240,17 @@ def unit_parts(
     again = options.again
     for part in ("products", "products8", "experts"):
         found[part][1] += 0.5 * forward[part] * ("operators" in again)
-    found["experts"][1] += forward["experts"] * ("experts" in again)
     once_more = 1.0 if "operators" in again else 0.5 if "elementwise" in again else 0.0
     found["memory"][1] += once_more * forward["memory"]
-    if "latent" in again:
-        latent = [Matmul(mbs * model.seq, n, k) for n, k in model.projections(tp)[1:3]]
-        up = _parts(latent, gpu, kind, options)
-        for part in ("products", "products8"):
-            found[part][1] += up[part]
+    run: list[Kernel] = []
+    if ("experts" if model.experts else "dense") in again:
+        run += feed_forward(model, tp, mbs, options, ep).forward[:3]
+    if "latent" in again:  # and positions, which turn what these give
+        tokens = mbs * model.seq
+        run += [Matmul(tokens, n, k) for n, k in model.projections(tp)[1:3]]
+        run.append(Moved(tokens * turned_numbers(model, options)[0] / tp))
+    for part, seconds in _parts(run, gpu, kind, options).items():
+        found[part][1] += seconds
     if options.attention != "unfused":
         found["attention"] = _attention(gpu, model, tp, mbs) * (2 if kind == "D" else 1)
     return found
@@ -255,7 +270,7 @@ def _parts(kernels: Sequence[Kernel], gpu: Gpu, kind: str, options: Options) -> 
     routed = [k for k in products if k.experts]
     unaligned = [k for k in products if k.unaligned and width == 2]
     dense = _products(gpu, number, tuple(k for k in products if k not in routed + unaligned))
-    operands = sum(k.copies * k.m * k.k for k in products) * narrow
+    operands = sum(k.copies * k.m * k.k for k in products if not k.is_cast) * narrow
     moved = sum(k.numbers for k in kernels if isinstance(k, Moved))
     return {
         "products": 0.0 if narrow else dense,

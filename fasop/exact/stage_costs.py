@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from fasop.exact.memory import activations, held_parameters, stage_gib
-from fasop.exact.passes import Passes, exposed_seconds
+from fasop.exact.passes import Passes
 from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans import shapes
@@ -135,22 +135,15 @@ class StageCosts:
             decoder = self.model.encoder_layers + 1
             forward[:decoder, decoder + 1 :] = np.inf
         reduction, gather = self.once(seats, choice.tp)
-        if self.options.overlap:
-            layers = finite(ranges(self.passes.layers.astype(float)))
-            of_layers = finite(ranges(each[1] * self.passes.layers))
-            hidden = of_layers - of_layers / np.maximum(layers, 1)
-            reduction = exposed_seconds(self.options, reduction, hidden, layers)
-        update = np.zeros(gather.shape)  # of the slowest GPU type
-        replicas = self.shape.group // choice.tp
-        for name, mbs in choice.shares:
-            measured = self.passes.units(name, choice.tp, mbs, self.shape.ep).update
-            if measured is not None:
-                seconds = finite(ranges(measured)) / (replicas if self.options.zero else 1)
-            else:
-                gpu = self.cluster.gpu(name)
-                seconds = self.passes.optimizer(gpu, *self.held(choice.tp), self.shape.ep, replicas)
-            update = np.maximum(update, seconds)
-        return forward, backward, reduction, update + gather
+        reduction = self.passes.exposed(reduction, each[1], totals)
+        last = self.held(choice.tp), self.shape.ep, self.shape.group // choice.tp, totals
+        updates = [
+            self.passes.update(
+                self.passes.units(name, choice.tp, mbs, self.shape.ep).update, self.cluster.gpu(name), *last
+            )
+            for name, mbs in choice.shares
+        ]
+        return forward, backward, reduction, np.max(updates, axis=0) + gather  # of the slowest GPU type
 
     @memo
     def once(self, seats: Seats, tp: int) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +153,7 @@ class StageCosts:
     @memo
     def held(self, tp: int) -> tuple[np.ndarray, np.ndarray]:
         """Parameters of one GPU [a, b], and those of them that belong to experts, 0 where b ≤ a."""
-        return held_parameters(self.model, tp, self.shape.ep, lambda each: finite(ranges(each)))
+        return held_parameters(self.model, tp, self.shape.ep, totals)
 
     @memo
     def memory(self, choice: StageChoice, in_flight: float) -> np.ndarray:
@@ -268,8 +261,9 @@ def ranges(values: np.ndarray) -> np.ndarray:
     return np.where(place > place[:, None], ends - ends[:, None], np.inf)
 
 
-def finite(table: np.ndarray) -> np.ndarray:
-    """The table with 0 where it is inf."""
+def totals(values: np.ndarray) -> np.ndarray:
+    """``ranges`` with 0 in place of inf."""
+    table = ranges(values)
     return np.where(np.isfinite(table), table, 0.0)
 
 

@@ -40,10 +40,10 @@ _PRECISIONS: dict[str, Precision] = {
     **{"NVFP4": "nvfp4", "unknown": "fp8", "amp_bf16": "mixed", "bf16": "mixed", "amp_fp8": "fp8"},
 }
 _SAME = {"LLAMA3_8B": "LLAMA3.1_8B", "LLAMA3_70B": "LLAMA3.1_70B", "LLAMA2_70B": "LLAMA3.1_70B"}
-# What modules are called whose activations are computed again; Megatron-core's 'mlp' is that of the few
-# layers without experts.
+# What modules are called whose activations are computed again; Megatron-core's 'mlp' is that of layers
+# without experts.
 _AGAIN: dict[str, Again] = {
-    **{"mla_up_proj": "latent", "'moe'": "experts", "core_attn": "elementwise"},
+    **{"mla_up_proj": "latent", "'moe'": "experts", "'mlp'": "dense", "core_attn": "elementwise"},
     **{"layernorm": "elementwise", "moe_act": "elementwise", "selective AC": "operators"},
 }
 MOST_MISSING = 4  # layers that embedding and head may count as together
@@ -53,6 +53,9 @@ _OFTEN = "26"  # from this release on recipes send tokens by DeepEP or HybridEP
 # Megatron-Bridge 0.1.0's recipes (scripts/performance/configs), which its rows of 25.09 don't state: dropless
 # ones send tokens by DeepEP beside computation, and of those that drop tokens these capture whole iterations.
 _CAPTURED = {("Qwen3_30B_a3B", "B200"), ("Qwen3_30B_a3B", "GB200"), ("Qwen3_235B_a22B", "GB200")}
+# And what its and 0.2.0's recipes of this model compute again.
+_RECOMPUTED = {("DeepSeekV3", "H100"): "mla_up_proj 'mlp'", ("DeepSeekV3", "B200"): "mla_up_proj"}
+_RECOMPUTED |= {("DeepSeekV3", "GB200"): "mla_up_proj"}
 # Hidden size, layers, heads and vocabulary (NeuSight, scripts/asplos/data/DLmodel_configs).
 _STEPS = {
     **{"bert_large": (1024, 24, 16, 30522), "gpt2_large": (1280, 36, 20, 50257)},
@@ -64,6 +67,7 @@ _VTRAIN = "num_gpus gbs mbs hidden heads layers seq tp dp pp"
 # by the 800 Gbit/s of its settings of one node).
 _VTRAIN_LINK = 800 * 2**30 / 8 / 4
 _RECIPE = "recompute_modules cuda_graph_impl cuda_graph_scope moe_flex_dispatcher_backend moe_a2a_overlap"
+_RECIPE += " cpu_offloading_num_layers"
 
 
 class Run(NamedTuple):
@@ -166,13 +170,19 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
 def _with_recipe(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
     """A row whose recipe isn't stated, with that of the nearest release that ran the same, if one did."""
     named = [other for other in rows if other.get("settings")]
-    same = [other for other in named if all(row.get(name) == other.get(name) for name in _LAYOUT)]
+    same = [other for other in named if _layout(row) == _layout(other)]
     if row.get("settings") or not same:
         return row
     number = float(row["release"][:5])
     nearest = min(same, key=lambda other: abs(float(other["release"][:5]) - number))
     taken = {name: nearest.get(name, "") for name in _RECIPE.split()}
     return {**row, **taken, "settings": f"those of {nearest['release']}"}
+
+
+def _layout(row: Mapping[str, str]) -> list[str]:
+    """What rows of one layout have in common; a degree that isn't stated is 1, and names of types differ."""
+    each = [row.get(name) or "1" for name in _LAYOUT]
+    return [_PRECISIONS.get(value, value) for value in each]
 
 
 def _published(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
@@ -201,19 +211,18 @@ def _described(
     sizes |= {"seq": count("seq"), "global_batch": count("gbs")}
     if row["model"] == "LLAMA2_70B":  # Llama 3's sizes but for this
         sizes |= {"vocab": 32000, "parameters": 0}
-    notes, modules = row.get("notes") or "", row.get("recompute_modules") or ""
+    notes, settled = row.get("notes") or "", row.get("settings")
+    unstated = "" if settled else _RECOMPUTED.get((row["model"], row["gpu"]), "")
+    modules = row.get("recompute_modules") or unstated
     depth = 0 if "w/o MTP" in notes else int(config.get("num_nextn_predict_layers") or 0)
     model = Model(name=row["model"], mtp=depth, **sizes)
     if row["precision"] == "unknown":
         assumed.append("FP8, as its precision isn't stated")
     recent = row.get("release", "") >= _OFTEN
-    settled = row.get("settings")
     if settled and settled != "recipe":
         assumed.append("the settings of another release's recipe")
     elif model.experts and not settled:
-        assumed.append(
-            "no recomputation and the dispatcher and graphs of its time, as its recipe isn't stated"
-        )
+        assumed.append("recomputation, dispatcher and graphs of recipes of its time, as its own isn't stated")
     is_dropless = "dropless" in notes and not settled
     engine = _ENGINES.get(row["source"], "mlperf")
     tp, pp, chunks, shards = count("tp"), count("pp"), count("vp"), count("dp_shard", 0)
@@ -260,8 +269,7 @@ def _cuda_graphs(row: Mapping[str, str], assumed: list[str]) -> CudaGraphs:
         return "none"
     if not modules or "attn" in modules and modules & {"mlp", "moe"}:  # without a scope: whole layers
         return "layer"
-    assumed.append("no CUDA graph, as its graphs are of parts of a layer")
-    return "none"
+    return "attention" if "attn" in modules else "none"
 
 
 def _mpt(row: Mapping[str, str], _: object) -> Run:

@@ -16,7 +16,7 @@ from fasop.errors import PlanError, nearest
 from fasop.exact.recipes import CALLED, guessed, hardware, host_seconds, kernel_seconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
-from fasop.inputs.models import Model
+from fasop.inputs.models import LAYERS, Model
 from fasop.plans.options import NARROW, Options
 
 # Settings of a model that change no layer's work: other depths have the same layers.
@@ -166,7 +166,7 @@ class Compute:
         update = of_model(rows[4]) if len(rows) > 4 else None
         # The scores' share of a layer's multiply-adds: 4s against 24h + 4s per token and channel.
         share = 4 * model.seq / (24 * model.hidden + 4 * model.seq)
-        scores = forward * share * np.array([kind in "TD" for kind in model.kinds])
+        scores = forward * share * np.array([kind in LAYERS for kind in model.kinds])
         near = tp if tp in degrees else max((one for one in degrees if one < tp), default=degrees[0])
         # Micro-batches that were measured, those that ``growth`` stands for among them.
         steps = [step for kind in "TD" for step in (source.growth(gpu) or {}).get(kind, [])]

@@ -123,7 +123,7 @@ def other_depth(measured: Model, values: tuple[float, ...], wanted: Model) -> li
     by_kind: dict[str, list[float]] = {}
     for kind, value in zip(measured.kinds, values, strict=True):
         by_kind.setdefault(kind, []).append(value)
-    sources = [by_kind.get(kind) or by_kind["T" if kind == "D" else "E"] for kind in wanted.kinds]
+    sources = [by_kind.get(kind) or by_kind["T" if kind in "DF" else "E"] for kind in wanted.kinds]
     return [source[len(source) // 2] for source in sources]
 
 

@@ -84,6 +84,8 @@ def model_sizes(config: Mapping[str, Any], file: str) -> dict[str, Any]:
     if kind not in FAMILIES:
         known = ", ".join(sorted([*FAMILIES, *ALIKE]))
         raise PlanError(f"{file}: model_type is {given!r}, which can't be planned: use one of {known}.")
+    if given == "deepseek_v3":  # as transformers has it where nothing is said
+        config = {"n_group": 8, "topk_group": 4, **config}
     try:
         return _sizes({**config, "model_type": kind}, FAMILIES[kind])
     except KeyError as error:
@@ -158,11 +160,18 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
         layers += decoder
     found |= {"hidden": h, "layers": layers, "heads": heads, "vocab": vocab, "kv_heads": kv % heads and kv}
     found |= {"d_kv": size, "ffn": width, "gated": gated, "tied": bool(tied), "causal": family.causal}
+    found |= {"qk_norm": True} if family.qk_norm else {}
     if experts:
         found |= {"experts": experts, "top_k": _get(config, "num_experts_per_tok", 2), "shared_ffn": shared}
+        if (groups := config.get("n_group") or 1) > 1:
+            found |= {"groups": groups, "near": config.get("topk_group") or groups}
+        if dense and sparse == [*range(dense, layers)]:
+            found |= {"dense": dense, "dense_ffn": ffn}
     if kind == "gpt_oss":
         found |= {"window": config.get("sliding_window") or 0, "stepwise": True}
-    remarks = [f"{dense} layers without experts as those with them"] * bool(experts and dense)
+    remarks = [f"{dense} layers without experts as those with them"] * bool(
+        experts and dense and "dense" not in found
+    )
     windows = config.get("sliding_window") and kind != "gpt_oss" and config.get("use_sliding_window", True)
     remarks += ["sliding windows as whole sequences"] * bool(windows)
     if remarks:

@@ -17,6 +17,7 @@ from fasop.inputs.hf_config import read_config
 from fasop.inputs.read_files import DATA, checked, kinds_of, read_settings, read_yaml
 
 PRESETS = DATA / "models.json"
+LAYERS = "TDF"  # of ``Model.kinds``
 # The names that the published tool's users type.
 CpComm = Literal["ring", "all-to-all", "p2p", "a2a"]  # the last two: Megatron's names
 ALIASES = {"gpt2XL": "gpt2-xl", "gpt2xl": "gpt2-xl", "gpt2-1.5b": "gpt2-xl", "bert": "bert-large", "T5": "t5"}
@@ -33,13 +34,15 @@ class Model:
     kv_heads: heads of keys and values (0: as many as heads); ffn: width of the feed-forward part (0: 4 ×
     hidden); gated: it has a gate matrix too (SwiGLU); tied: embedding and head share one matrix; causal: a
     token attends to earlier ones only; experts: feed-forward experts per layer (0: one, always used), of
-    which each token uses ``top_k``, beside shared ones of width ``shared_ffn`` in all; kv_rank, q_rank, rope,
-    v_width: of latent attention (DeepSeek-V2), its ranks, and the widths of a head that turn with positions
-    and of its values; window: tokens that every second layer attends to (0: all); mtp: modules that predict
-    further tokens; stepwise: its activation is no fused kernel; clamped: scores of unfused attention are, as
-    OPT's; cp: GPUs that share each sequence, of which ``seq`` and ``global_batch`` then count the shares;
-    cp_comm: how these attend to each other's tokens: keys and values go round a ring, or all-to-all exchanges
-    give each GPU whole sequences of some heads (DeepSpeed-Ulysses);
+    which each token uses ``top_k``, beside shared ones of width ``shared_ffn`` in all; dense: first layers
+    that have none, but a feed-forward part of width ``dense_ffn``; groups, near: of experts, of which a
+    token's are in ``near`` (0: any); kv_rank, q_rank, rope, v_width: of latent attention (DeepSeek-V2), its
+    ranks, and the widths of a head that turn with positions and of its values; window: tokens that every
+    second layer attends to (0: all); mtp: modules that predict further tokens; qk_norm: queries and keys are
+    normalized, too; stepwise: its activation is no fused kernel; clamped: scores of unfused attention are,
+    as OPT's; cp: GPUs that share each sequence, of which ``seq`` and ``global_batch`` then count the shares;
+    cp_comm: how these attend to each other's tokens: keys and values go round a ring, or all-to-all
+    exchanges give each GPU whole sequences of some heads (DeepSpeed-Ulysses);
     parameters: exactly how many it has (0: by these sizes); remark: what of it is computed otherwise.
     """
 
@@ -61,12 +64,17 @@ class Model:
     experts: kinds.CountOrZero = 0
     top_k: kinds.Count = 2
     shared_ffn: kinds.CountOrZero = 0
+    dense: kinds.CountOrZero = 0
+    dense_ffn: kinds.CountOrZero = 0
+    groups: kinds.CountOrZero = 0
+    near: kinds.CountOrZero = 0
     kv_rank: kinds.CountOrZero = 0
     q_rank: kinds.CountOrZero = 0
     rope: kinds.CountOrZero = 0
     v_width: kinds.CountOrZero = 0
     window: kinds.CountOrZero = 0
     mtp: kinds.CountOrZero = 0
+    qk_norm: bool = False
     stepwise: bool = False
     clamped: bool = False
     cp: kinds.Count = 1
@@ -90,6 +98,10 @@ class Model:
             raise PlanError(f"{where}: {name} is {value}: give more than the {heads} heads.")
         if self.experts and self.top_k > self.experts:
             raise PlanError(f"{where}: top_k is {self.top_k}: give 1 to {self.experts}, all experts.")
+        if self.dense and (not self.experts or not self.dense_ffn or self.dense >= self.layers or encoder):
+            raise PlanError(
+                f"{where}: dense is {self.dense}: give fewer than all layers, experts, dense_ffn."
+            )
         if encoder is not None and not 0 < encoder < self.layers:
             raise PlanError(f"{where}: encoder_layers is {encoder}: give 1 to {self.layers - 1}.")
 
@@ -100,14 +112,21 @@ class Model:
         With an encoder the second E is the decoder's embedding, and the post-process is part of the last
         layer of each half, as in the measured costs.
         """
-        return self.kinds.replace("D", "T")
+        return self.kinds.replace("D", "T").replace("F", "T")
 
     @functools.cached_property
     def kinds(self) -> str:
-        """``units`` with D for the layers of a decoder that has an encoder before it."""
+        """``units`` with D for the layers of a decoder that has an encoder before it, and F for those without
+        the experts that others have.
+        """
         if self.encoder_layers is None:
-            return "E" + "T" * self.layers + "P"
+            return "E" + "F" * self.dense + "T" * (self.layers - self.dense) + "P"
         return "E" + "T" * self.encoder_layers + "E" + "D" * (self.layers - self.encoder_layers)
+
+    @functools.cached_property
+    def plain(self) -> Model:
+        """A model whose layers are those without experts."""
+        return replace(self, experts=0, shared_ffn=0, ffn=self.dense_ffn, dense=0, dense_ffn=0, parameters=0)
 
     @property
     def head_width(self) -> int:
@@ -154,7 +173,8 @@ class Model:
 
     def receivers(self, ranks: int) -> float:
         """How many of the ranks that share a layer's experts hold some of a token's, on average."""
-        return ranks * (1 - (1 - 1 / ranks) ** self.top_k)
+        near = max(ranks * self.near / self.groups, min(self.near, ranks)) if self.groups else ranks
+        return near * (1 - (1 - 1 / near) ** self.top_k)
 
     @property
     def ffn_width(self) -> int:
@@ -169,8 +189,10 @@ class Model:
         h, feed = self.hidden, (3 if self.gated else 2) * self.hidden * self.ffn_width
         layer = self.attention_weights + feed * (self.top_k if self.experts else 1) + h * self.experts
         layer += (3 if self.gated else 2) * h * self.shared_ffn
+        plain = self.attention_weights + (3 if self.gated else 2) * h * self.dense_ffn
         crossed = self.kinds.count("D")
-        weights = self.layers * layer + crossed * self.attention_weights + h * self.vocab
+        weights = (self.layers - self.dense) * layer + self.dense * plain
+        weights += crossed * self.attention_weights + h * self.vocab
         scores = self.heads * (self.head_width + (self.v_width or self.head_width))
         return 6 * weights + 6 * (self.layers + crossed) * scores * self.seq * self.cp
 

@@ -234,7 +234,8 @@ def options_line(options: Options) -> str:
     words += [f"in groups of {options.shard} (HSDP)"] * (options.shard > 0)
     words += ["optimizer on the host"] * options.offload
     words += ["sequence parallelism"] * options.sequence_parallel
-    words += ["CUDA graphs" + " of layers" * (options.cuda_graphs == "layer")] * bool(options.cuda_graphs)
+    of = f" ({options.cuda_graphs})" * isinstance(options.cuda_graphs, str)
+    words += [f"CUDA graphs{of}"] * bool(options.cuda_graphs)
     words += [f"{', '.join(options.unfused)} not fused"] * bool(options.unfused)
     words += ["LoRA"] * options.adapters
     words += ["fast dispatch"] * options.fast_dispatch
@@ -247,7 +248,8 @@ def _shares(plan: Plan, messages: float) -> str:
     """Mean shares of the stages' time; messages: seconds that they add to the pipeline."""
     sums = exchanges = 0.0
     for stage, parts in enumerate(plan.parts):
-        exchanges += 4 * parts.exchange * plan.layers[stage]  # there and back, forward and backward
+        with_experts = plan.layers[stage] - plan.model.kinds[plan.units(stage)].count("F")
+        exchanges += 4 * parts.exchange * with_experts  # there and back, forward and backward
         if plan.choice(stage).tp > 1:
             sums += parts.tensor_sum * tensor_sums(plan.model)[:, plan.units(stage)].sum()
     passes = plan.micro_batches * (sum(plan.stage_forward) + sum(plan.stage_backward)) / plan.pp

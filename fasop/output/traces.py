@@ -26,6 +26,7 @@ from fasop.errors import PlanError
 from fasop.exact.kernels import TENSOR_SUMS
 from fasop.exact.memory import held_parameters
 from fasop.exact.stage_costs import message_bytes
+from fasop.inputs.models import LAYERS
 from fasop.plans.plan import Plan
 from fasop.schedule.events import Event, chunk_layers, layer_seconds, step_time
 
@@ -264,7 +265,7 @@ def _once(plan: Plan, stage: int, event: Event, reductions: int) -> Iterator[Pie
         ("", held - of_experts, group // tp, others, "data"),
         (" of experts", of_experts, group // tp // plan.ep, ALL, "copies"),
     ):
-        if of:
+        if of and ranks > 1:
             size = int(of * each) // (ranks if event.kind == "gather" else reductions)
             yield Piece(name + what, seconds, kind, max(size, 1), among)
 
@@ -281,7 +282,7 @@ def _pass(plan: Plan, stage: int, event: Event) -> Iterator[Piece]:
         head = "P" * (event.chunk == len(sizes) - 1) * units.count("P")
         units = embedding + "T" * sizes[event.chunk] + head
     way = int(not is_forward)
-    layers = sum(kind in "TD" for kind in units)
+    layers = sum(kind in LAYERS for kind in units)
     # A plan has no separate times of embedding and head: on a stage with both, the embedding takes as long
     # as its collectives.
     rest = max(event.end - event.start - each * layers, 0.0)
@@ -305,7 +306,7 @@ def _pass(plan: Plan, stage: int, event: Event) -> Iterator[Piece]:
         pattern = ""
         for of in ways:
             pattern += SUM * TENSOR_SUMS[kind][of] * is_split
-            if plan.ep > 1:
+            if plan.ep > 1 and kind != "F":
                 # To the experts and back, before the last sum.
                 pattern = pattern[:-1] + 2 * EXCHANGE + pattern[-1:] if is_split else pattern + 2 * EXCHANGE
         *pieces, end = _collectives(plan, stage, f"{what} layer {first + index}", each, pattern)

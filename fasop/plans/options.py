@@ -15,9 +15,9 @@ Engine = Literal["megatron", "deepspeed", "torchtitan", "mlperf", "mpt", "eager"
 # Of products in fewer bits: bytes of a number, and the peak of a GPU that has them. MXFP8 came with NVFP4.
 NARROW = dict.fromkeys(("fp8", "fp8 rows", "fp8 blocks"), (1.0, "8 bit"))
 NARROW |= {"mxfp8": (1.0, "4 bit"), "nvfp4": (0.5, "4 bit")}
-CudaGraphs = Literal["none", "layer", "full"]
+CudaGraphs = Literal["none", "attention", "layer", "full"]
 Unfused = Literal["norm", "loss"]
-Again = Literal["operators", "experts", "latent", "elementwise"]
+Again = Literal["operators", "experts", "dense", "latent", "elementwise"]
 
 
 # What people run today, unless they say otherwise, where no costs were measured some other way.
@@ -37,7 +37,8 @@ class Options:
     shard: data-parallel ranks among which ZeRO-3 shares the parameters, of which each such group has a copy
     (HSDP; 0: all); offload: the optimizer's states and its step are the host's.
     As recipes set it: again: modules that the backward pass computes again; cuda_graphs: no host starts the
-    kernels (True or "full"), or one launch starts those of a layer's pass ("layer"); fast_dispatch: tokens go
+    kernels (True or "full"), or one launch starts those of a layer's pass, or of its attention ("layer",
+    "attention"); fast_dispatch: tokens go
     to experts by kernels made for it (DeepEP, HybridEP); overlap_tensor, overlap_tokens: that communication
     runs beside computation; adapters: only LoRA's are trained; unfused: normalization or loss run, and keep,
     each of their steps; recomputed, offloaded: shares of the layers that full recomputation computes again,
@@ -75,6 +76,19 @@ class Options:
     def shared(self, replicas: int) -> int:
         """Ranks that share a parameter's states, of so many that have it."""
         return math.gcd(replicas, self.shard or replicas) if self.zero == 3 else replicas
+
+    @property
+    def fused(self) -> bool:
+        """Whether Megatron-core's fused kernels run."""
+        return self.engine in ("megatron", "mlperf") and self.attention != "unfused"
+
+    @property
+    def fused_loss(self) -> bool:
+        """Whether Transformer Engine computes the loss (``cross_entropy_fusion_impl``), as Megatron-Bridge's
+        recipes set it, but for adapters.
+        """
+        is_other = self.adapters or self.engine == "mlperf" or "loss" in self.unfused
+        return self.fused and not is_other
 
     @property
     def activation_bytes(self) -> int:

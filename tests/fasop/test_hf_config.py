@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,24 @@ def test_what_of_a_config_is_left_out_is_said(tmp_path: Path) -> None:
     assert nested.remark == "its text alone" and nested.parameters == plain.parameters
     latent = LATENT | {"q_lora_rank": 24, "n_shared_experts": 1}
     kimi = model({"model_type": "kimi_k2", **latent, "num_nextn_predict_layers": 1})
-    assert kimi.remark.startswith("without its MTP modules; deepseek_v3: computed with 1 layers")
+    assert kimi.remark == "without its MTP modules" and kimi.kinds == "EFTTP"
     assert kimi.parameters == model({"model_type": "deepseek_v3", **latent}).parameters
+    experts = {"num_experts": 8, "moe_intermediate_size": 48}
+    middle = model({"model_type": "qwen3_moe", **GROUPED, **experts, "mlp_only_layers": [1]})
+    assert middle.remark.startswith("qwen3_moe: computed with 1 layers without experts") and not middle.dense
+
+
+def test_experts_of_chosen_groups_are_on_fewer_ranks(tmp_path: Path) -> None:
+    """A token of DeepSeek-V3 chooses 4 of 8 groups: of 8 ranks those 4, of 64 ranks 32."""
+    config = LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_routed_experts": 256}
+    config |= {"num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "n_shared_experts": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = find_model(str(tmp_path))
+    assert (model.groups, model.near) == (8, 4)
+    free = replace(model, groups=0, near=0)
+    for ranks, near in ((2, 2), (8, 4), (64, 32)):
+        assert model.receivers(ranks) == pytest.approx(near * (1 - (1 - 1 / near) ** 8))
+        assert model.receivers(ranks) <= free.receivers(ranks)
 
 
 def test_a_config_is_planned_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

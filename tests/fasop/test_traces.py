@@ -347,9 +347,10 @@ def test_a_sharded_optimizer_scatters_gradients_and_gathers_parameters(tmp_path:
     assert kinds == {"REDUCE_SCATTER": 4 * parameters, "ALL_GATHER": 2 * parameters // 4}
 
 
-def spread_experts(tp: int, dp: int, pp: int, ep: int, **options: object) -> Plan:
+def spread_experts(tp: int, dp: int, pp: int, ep: int, dense: int = 0, **options: object) -> Plan:
     """A plan of a small mixture of 8 experts on nodes of 4 A100."""
     model = Model("moe", 256, 64, 4, 1000, 4, 16, gated=True, ffn=512, experts=8, tied=False)
+    model = dataclasses.replace(model, dense=dense, dense_ffn=1024 * (dense > 0))
     cluster = cases.cluster({"A100": tp * dp * pp // 4}, 4)
     planner = cases.planner(model, cluster, [], **options)
     shape = Shape(tp, dp, pp, 1, ep)
@@ -384,6 +385,19 @@ def test_experts_exchange_tokens_and_reduce_among_their_copies(
             name for name, ranks in of.items() if ranks == [tensor + tp * (replica % 4 + k) for k in (0, 4)]
         }
         assert counts[kind, 4 * experts // each, copies] == each
+
+
+def test_experts_with_one_copy_reduce_nothing_and_layers_without_exchange_nothing(tmp_path: Path) -> None:
+    """A group with one member made such sets invalid."""
+    plan = spread_experts(1, 4, 2, 4, dense=1)
+    found = written(plan, tmp_path)
+    assert chakra_et(["validate", str(tmp_path / "planned")]) == 0
+    assert replayed(found, tmp_path)[0] == pytest.approx(plan.step_time, rel=2e-2)
+    for rank, layers in ((0, plan.layers[0] - 1), (4, plan.layers[1])):
+        counts = collectives(found[rank])
+        exchanges = sum(count for (kind, *_), count in counts.items() if kind == "ALL_TO_ALL")
+        assert exchanges == 4 * layers * plan.micro_batches
+        assert not any(len(of) < 2 for of in groups(tmp_path).values())
 
 
 def test_what_the_traces_can_not_hold_is_refused(tmp_path: Path) -> None:
