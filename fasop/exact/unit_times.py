@@ -161,7 +161,7 @@ class Compute:
             return np.array(other_depth(shape, tuple(row), model))
 
         forward, backward, *least = (of_model(row) * ratios for row in rows[:4])
-        if self.options.cuda_graphs:
+        if self.options.cuda_graphs in (True, "layer"):
             forward, backward = least
         update = of_model(rows[4]) if len(rows) > 4 else None
         # The scores' share of a layer's multiply-adds: 4s against 24h + 4s per token and channel.
