@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,16 +22,21 @@ from chakra_et.doctor.captures import converted, judged  # noqa: E402
 from chakra_et.doctor.results import Line, at_most, equal, guarded, not_run  # noqa: E402
 from chakra_et.doctor.workload import WAIT_STEPS, device, graphed, step_ms  # noqa: E402
 from chakra_et.errors import TraceError  # noqa: E402
-from chakra_et.files import write_json  # noqa: E402
+from fasop.inputs.clusters import Cluster, Gpu  # noqa: E402
+from fasop.inputs.costs import write_costs  # noqa: E402
 from fasop.inputs.models import Model  # noqa: E402
+from fasop.plans.options import Options  # noqa: E402
+from fasop.plans.shapes import Shape  # noqa: E402
+from fasop.profiling.measure import Runs, add_gradient, measured  # noqa: E402
+from fasop.search.planner import Planner  # noqa: E402
 
 SIZES = {
-    "gpt2-345m": {"layers": 24, "hidden": 1024, "heads": 16},
-    "gpt2-762m": {"layers": 36, "hidden": 1280, "heads": 20},
-    "gpt2-1.5b": {"layers": 48, "hidden": 1600, "heads": 25},
+    "gpt2-345m": (1024, 1024, 24, 50257, 16, 4),
+    "gpt2-762m": (1280, 1024, 36, 50257, 20, 4),
+    "gpt2-1.5b": (1600, 1024, 48, 50257, 25, 4),
 }
-"""What the planner predicts."""
-REHEARSED = {"rehearsal": {"layers": 2, "hidden": 128, "heads": 2}}
+"""What the planner predicts: width, tokens, layers, words, heads and batch."""
+REHEARSED = {"rehearsal": (128, 32, 2, 512, 2, 4)}
 
 
 def training(folder: Path, on_gpu: bool) -> Iterator[Line]:
@@ -58,48 +64,36 @@ def training(folder: Path, on_gpu: bool) -> Iterator[Line]:
 
 
 def planner(folder: Path, on_gpu: bool) -> Iterator[Line]:
-    """Layer costs measured as by ``fasop profile``, then plans against steps of whole models."""
-    import torch
+    """Layer costs measured as by ``fasop profile``, then plans by them against steps of whole models."""
     import transformers  # noqa: F401
 
     gc.freeze()  # each graph collects garbage
-    memory = torch.cuda.get_device_properties(0).total_memory / 2**30 if on_gpu else 16.0
+    for name, sizes in (SIZES if on_gpu else REHEARSED).items():
+        yield from guarded(name, _planned(Model(name, *sizes), folder, on_gpu))
+
+
+def _planned(model: Model, folder: Path, on_gpu: bool) -> Iterator[Line]:
+    import torch
+
     device = torch.cuda.get_device_name(0) if on_gpu else "CPU"
-    gpu = gpus.by_driver(device) or device.replace(" ", "-")
-    node = {"nodes": 1, "memory_gib": round(memory, 1), "price_per_hour": 1.0}
-    node |= {"inter_bandwidth": 1e9, "intra_bandwidth": 1e9}
-    write_json(folder / "cluster.yaml", {"clusters": {"here": {"gpus_per_node": 1, "gpus": {gpu: node}}}})
-    more = {"seq": 1024, "vocab": 50257} if on_gpu else {"seq": 32, "vocab": 512}
-    models = {name: of | more | {"global_batch": 4} for name, of in (SIZES if on_gpu else REHEARSED).items()}
-    write_json(folder / "models.yaml", {"models": models})
-    for name in models:
-        yield from guarded(name, _planned(name, gpu, folder, on_gpu))
-
-
-def _planned(name: str, gpu: str, folder: Path, on_gpu: bool) -> Iterator[Line]:
-    import fasop
-    from fasop.inputs.costs import write_costs
-    from fasop.inputs.models import find_model
-    from fasop.profiling.measure import Runs, measured
-
-    models, cluster = str(folder / "models.yaml"), str(folder / "cluster.yaml")
+    gpu = Gpu(gpus.by_driver(device) or device.replace(" ", "-"), 1.0, 0, 1e9, 1e9)
     batches = (1, 2, 4) if on_gpu else (1,)
     runs = Runs("cuda", "bfloat16", 2, 5) if on_gpu else Runs("cpu", "float32", 1, 2)
-    costs = measured(find_model(name, models), (1,), batches, runs, gpu)
-    write_costs(folder / f"{name}.json", costs)
-    flags = {"models_file": models, "attention": "flash", "unfused": ("loss",), "oom": True, "workers": 1}
-    flags |= {"precision": "mixed" if on_gpu else "fp32"}
-    measure = whole_steps(costs.models[name], on_gpu)
+    costs = measured(model, (1,), batches, runs, gpu.name)
+    write_costs(folder / f"{model.name}.json", costs)
+    options = Options(attention="flash", unfused=("loss",), precision="mixed" if on_gpu else "fp32")
+    measure = whole_steps(model, on_gpu)
     for batch in batches:
-        what, held = f"{name}, micro-batch {batch}", [0.0, 0.0, 0.0]
-        for way, graphs in (("eager", "none"), ("by a CUDA graph", "full"))[: 1 + on_gpu]:
-            given = flags | {"mbs": batch, "global_batch": batch, "cuda_graphs": graphs}
-            plan = fasop.plan(name, cluster, [costs], **given)[0]
-            taken, *memory = measure(batch, graphs == "full")
+        what, held = f"{model.name}, micro-batch {batch}", [0.0, 0.0, 0.0]
+        given, here = replace(model, global_batch=batch), Cluster("here", 1, (gpu,), (1,))
+        for way, graphs in (("eager", False), ("by a CUDA graph", True))[: 1 + on_gpu]:
+            planner = Planner(given, here, [costs], replace(options, cuda_graphs=graphs))
+            plan = planner.estimate(Shape(1, 1, 1, batch), (gpu.name,), (model.layers + 2,))
+            taken, *memory = measure(batch, graphs)
             held = held if held[0] else memory
             step = f"{what}, {way}: planned {plan.step_time * 1e3:.1f} of {taken:.1f} ms"
             # Eager blocks of transformers need more of the host than the layers that were measured.
-            yield at_most(step, abs(plan.step_time * 1e3 / taken - 1), 0.05, graphs == "full")
+            yield at_most(step, abs(plan.step_time * 1e3 / taken - 1), 0.05, graphs)
         told = plan.stage_memory[0]
         if on_gpu:
             parts = f"{held[1]:.1f} PyTorch's, {held[2]:.1f} in tensors"
@@ -118,8 +112,6 @@ def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float
     """
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
-
-    from fasop.profiling.measure import add_gradient
 
     config = GPT2Config(
         n_layer=given.layers, n_embd=given.hidden, n_head=given.heads, n_positions=given.seq,
@@ -153,7 +145,7 @@ def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float
             torch._foreach_copy_([weight.detach() for weight in weights], main)
         optimizer.zero_grad(set_to_none=False)
 
-    def measured(batch: int, graphs: bool) -> tuple[float, ...]:
+    def measure(batch: int, graphs: bool) -> tuple[float, ...]:
         _forget(on_gpu)
         call = functools.partial(step, torch.randint(0, given.vocab, (batch, given.seq), device=device()))
         (taken,) = step_ms([graphed(call) if graphs else call], 3 if on_gpu else 1, 3 if graphs else 2)
@@ -163,7 +155,7 @@ def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float
         most = whole - free, torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
         return taken, *(size / 2**30 for size in most)
 
-    return measured
+    return measure
 
 
 def _forget(on_gpu: bool) -> None:

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 
 from chakra_et import cli
-from chakra_et.doctor.results import Line, Results, guarded
+from chakra_et.doctor.results import CUT_OFF, Line, Results, guarded
 
 PARTS = {
     "capture": ("captures", "complete"),
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     results = Results(folder, machine)
     for name in config.part or [*PARTS, *EXTRA]:
-        if results.is_done(name) and not config.again:
+        if CUT_OFF not in results.parts.get(name, [CUT_OFF]) and not config.again:
             print(f"{name}: done before (--again repeats it)")
             continue
         module, function = PARTS.get(name, ("", ""))

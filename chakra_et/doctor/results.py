@@ -71,9 +71,6 @@ class Results:
         del self.parts[part][-1]
         self._write()
 
-    def is_done(self, part: str) -> bool:
-        return CUT_OFF not in self.parts.get(part, [CUT_OFF])
-
     def _write(self) -> None:
         parts = {of: [asdict(line) for line in found] for of, found in self.parts.items()}
         write_json(self.file, {"machine": self.machine, "parts": parts})
