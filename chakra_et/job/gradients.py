@@ -63,11 +63,8 @@ def sweeps_of(operators: Operators, blocks: Blocks | None) -> list[Sweep]:
     # What a stage received is a leaf too, and its gradient is sent back.
     receives = np.flatnonzero(operators.trace.types == NodeType.COMM_RECV).tolist()
     received = {shape for row in receives for shape in operators.shapes(row) if len(shape) > 2}
-    gradients = {
-        row
-        for row in range(len(operators.name))
-        if operators.name[row] == GRADIENT and not received.intersection(operators.shapes(row)[:1])
-    }
+    named = (row for row, name in enumerate(operators.name) if name == GRADIENT)
+    gradients = {row for row in named if not received.intersection(operators.shapes(row)[:1])}
     segment, found = operators.trace.column("segment"), list[Sweep]()
     inside: dict[int, list[int]] = {}
     for row in sorted(gradients | set(launches)):
@@ -130,11 +127,8 @@ def grown_reductions(
     every = max((sweep.gradients for sweep in sweeps), key=len)
     held = sum(math.prod(each.shape) for each in every)
     ratios |= dict.fromkeys(whole_collectives(operators, ratios, held), _growth(every, grown))
-    return {
-        row: max(round(int(sizes[row]) * ratio), 1)
-        for row, ratio in ratios.items()
-        if ratio != 1 and (among is None or among[row])
-    }
+    changed = {row: ratio for row, ratio in ratios.items() if ratio != 1 and (among is None or among[row])}
+    return {row: max(round(int(sizes[row]) * ratio), 1) for row, ratio in changed.items()}
 
 
 def _growth(gradients: Sequence[Gradient], grown: Callable[[Gradient], float]) -> float:

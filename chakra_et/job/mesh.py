@@ -27,8 +27,6 @@ from chakra_et.et.sets import Groups
 from chakra_et.job.operators import inside
 from chakra_et.text import plural
 
-AXES = ("tp", "dp", "pp", "cp", "ep")
-
 _TEXT = re.compile(r"(tp|dp|pp)\s*=?\s*(\d+)")
 # Words of process groups' descriptions: torch.distributed's DeviceMesh (``mesh_dp_shard``), megatron-core's
 # parallel_state (``TENSOR_MODEL_PARALLEL_GROUP``) and DeepSpeed's utils.groups (``ep_size_2``, ``zero``).
@@ -179,13 +177,9 @@ def message_distances(traces: Iterable[ExecutionTrace]) -> set[int]:
 
 
 def find_mesh(
-    where: str,
-    groups: Groups,
-    traces: Mapping[int, ExecutionTrace],
-    world: int,
-    text: str = "",
+    where: str, groups: Groups, traces: Mapping[int, ExecutionTrace], world: int, text: str
 ) -> Mesh:
-    """The mesh of a run: as ``text`` (``--mesh``) gives it, else as the groups' descriptions, their
+    """The mesh of a run: as ``text`` (``--mesh``) gives it, or else ("") as the groups' descriptions, their
     collectives and the messages between ranks show it.
 
     Raises ``TraceError`` where ``text`` is wrong, where no mesh explains all groups, and where a group that
@@ -212,8 +206,9 @@ def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: se
     ``described``: description → members, of the process groups; ``messages``: by how many ranks the two ends
     of a message lie apart. Raises ``TraceError`` where no mesh explains all groups.
     """
-    named = {axis: [each for text, each in described.items() if axes_of(text) == {axis}] for axis in AXES}
-    if any(len(members) > 1 for axis in ("tp", "pp", "cp") for members in named[axis]):
+    axes = ("tp", "pp", "cp")
+    named = {axis: [each for text, each in described.items() if axes_of(text) == {axis}] for axis in axes}
+    if any(len(members) > 1 for axis in axes for members in named[axis]):
         tp, pp = (max(map(len, named[axis]), default=1) for axis in ("tp", "pp"))
     else:
         stride = min(messages, default=ranks)
@@ -277,12 +272,7 @@ class ScaledGroups:
     """
 
     def __init__(
-        self,
-        groups: Groups,
-        old: Mesh,
-        new: Mesh,
-        apart: Collection[str] = (),
-        at_ends: Collection[str] = (),
+        self, groups: Groups, old: Mesh, new: Mesh, apart: Collection[str] = (), at_ends: Collection[str] = ()
     ):
         self.old, self.new = old, new
         self.shapes: dict[str, GroupShape] = {}

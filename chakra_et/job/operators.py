@@ -96,15 +96,8 @@ def operators_of(trace: ExecutionTrace, where: str) -> Operators:
     for row in np.flatnonzero(own).tolist():
         tops.setdefault(int(lane[row]), []).append(row)
     names, at = texts(trace, "phase")
-    names = [*names, ""]
-    return Operators(
-        trace,
-        parent,
-        np.where(own[outermost], outermost, -1),
-        lane,
-        tops,
-        [names[number] for number in at.tolist()],
-    )
+    phase = [names[number] if number >= 0 else "" for number in at.tolist()]
+    return Operators(trace, parent, np.where(own[outermost], outermost, -1), lane, tops, phase)
 
 
 def first_nodes(trace: ExecutionTrace, rows: np.ndarray) -> np.ndarray:

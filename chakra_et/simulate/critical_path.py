@@ -46,19 +46,17 @@ class CriticalPath:
         return self.to_ns - self.from_ns
 
 
-def critical_path(
-    graph: ReplayGraph, last_members: np.ndarray, start: np.ndarray, end: np.ndarray
-) -> CriticalPath:
+def critical_path(graph: ReplayGraph, last: np.ndarray, start: np.ndarray, end: np.ndarray) -> CriticalPath:
     """The critical path of a replay of ``graph`` as the devices ran, with these times, int64[N] ns;
-    ``last_members`` by ``start``."""
+    ``last``: ``last_members`` by ``start``."""
     before, node = graph.last_before(end), int(np.argmax(end))
     nodes, bounds = [], [int(end[node])]
     while node >= 0:
-        last = int(last_members[node]) if last_members[node] >= 0 else node
+        late = int(last[node]) if last[node] >= 0 else node
         nodes.append(node)
-        if start[last] > start[node]:
-            bounds.append(int(start[last]))
-            node = last
+        if start[late] > start[node]:
+            bounds.append(int(start[late]))
+            node = late
             continue
         ahead = int(before[node])
         # A launch latency may overlap with the dependency that ended last.

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.simulate.joint import Lanes, ReplayGraph
+from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching, deadlock, differing, disagreement
 
 Kind = Literal["lanes", "joint", "sequence"]
@@ -116,7 +116,7 @@ def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
     # A dependency within a lane is its order, unless time has to pass in between.
     needed = (lane[source] != lane[target]) | (graph.lag_ns > 0)
     source, target, lag = source[needed], target[needed], graph.lag_ns[needed]
-    found = _find_rounds(graph, matching, lanes, source, target)
+    found = _find_rounds(graph, matching, source, target)
     begin, end, group = (np.concatenate(each) for each in zip(*(blocks for blocks, _ in found), strict=True))
     bounds = np.cumsum([0, *(len(blocks[0]) for blocks, _ in found)])
     first = np.append(0, np.cumsum(end - begin))  # the place of each block
@@ -152,22 +152,13 @@ def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
                 kind=found[number][1],
             )
         )
-    return Schedule(
-        nodes[order],
-        place[spot],
-        place[np.append(source, follows - 1)][by_target],
-        np.append(lag, np.zeros(len(follows), np.int64))[by_target],
-        rounds,
-        apart // 4,
-    )
+    source = place[np.append(source, follows - 1)][by_target]
+    lag = np.append(lag, np.zeros(len(follows), np.int64))[by_target]
+    return Schedule(nodes[order], place[spot], source, lag, rounds, apart // 4)
 
 
 def _find_rounds(
-    graph: ReplayGraph,
-    matching: Matching,
-    lanes: Lanes,
-    source: np.ndarray,
-    target: np.ndarray,
+    graph: ReplayGraph, matching: Matching, source: np.ndarray, target: np.ndarray
 ) -> list[tuple[_Blocks, Kind]]:
     """Stretches of lanes in the order in which they can be computed, by round, and the kind of round. In one
     of matched communication each block is one member, with the number of its operation in place of the lane,
@@ -176,6 +167,7 @@ def _find_rounds(
     ``source``, ``target``: spots of the dependencies that a lane's order doesn't imply. Raises ``TraceError``
     where the ranks' collectives differ, or where they wait for each other for ever.
     """
+    lanes = graph.in_lanes
     nodes, lane = lanes.nodes, lanes.lane[lanes.nodes]
     by_target = np.argsort(target, kind="stable")
     target, source = target[by_target], source[by_target]

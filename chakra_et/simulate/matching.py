@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from chakra_et.arrays import rows_by_value
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.simulate.joint import EVERY_RANK, ReplayGraph
@@ -109,21 +110,17 @@ def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = 
     return matching
 
 
-def _match_collectives(
-    graph: ReplayGraph, matching: Matching, comm_groups: Mapping[str, Sequence[int]]
-) -> None:
+def _match_collectives(graph: ReplayGraph, matching: Matching, groups: Mapping[str, Sequence[int]]) -> None:
     collectives = np.flatnonzero(graph.types == NodeType.COMM_COLL)
     sequence = graph.attribute("comm_sequence", -1)
     alone, single = [], []
-    collectives = collectives[np.argsort(graph.group[collectives], kind="stable")]
-    numbers, first = np.unique(graph.group[collectives], return_index=True)
     everyone = set(graph.ranks)
-    for number, nodes in zip(numbers.tolist(), np.split(collectives, first[1:]), strict=False):
+    for number, nodes in rows_by_value(graph.group, collectives).items():
         name = graph.groups[number]
         users = {graph.ranks[trace] for trace in np.unique(graph.trace_of[nodes]).tolist()}
         members = users
-        if name in comm_groups:
-            members = set(comm_groups[name])
+        if name in groups:
+            members = set(groups[name])
         elif name == EVERY_RANK:
             members = {*graph.ranks, *range(min(graph.world_size, 2**16))}
         if not users <= members:

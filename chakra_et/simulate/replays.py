@@ -58,14 +58,13 @@ def astra_replay(
     duration = np.maximum(graph.duration_ns, 1).tolist()
     # ASTRA-sim treats a communication node with is_cpu_op=true as computation, and replays a broadcast
     # without synchronising the ranks.
-    is_broadcast = (graph.types == NodeType.COMM_COLL) & (
-        graph.attribute("comm_type", -1) == CollectiveType.BROADCAST
-    )
+    what = compared(graph)
+    is_broadcast = what[0] == CollectiveType.BROADCAST
     channel = np.where(graph.is_cpu | is_broadcast, -1, matching.channel).tolist()
     side = matching.side.tolist()
     start, end = [-1] * len(graph), [-1] * len(graph)
     transfer = times.transfer_ns.tolist()
-    what = list(zip(*compared(graph).tolist(), strict=True))
+    must_equal = list(zip(*what.tolist(), strict=True))
 
     ready: list[list[int]] = [[] for _ in range(4 * len(graph.traces))]
     for node in np.flatnonzero(degrees == 0).tolist():
@@ -109,7 +108,7 @@ def astra_replay(
                 ended = []
                 if len(members) == len(matching.channels[key[0]].sides):
                     del arrived[key]
-                    if len({what[member] for member in members}) > 1:
+                    if len({must_equal[member] for member in members}) > 1:
                         raise disagreement(graph, matching, key[1], members)
                     # The last member has just started.
                     done = [now + transfer[member] for member in members]
@@ -138,14 +137,12 @@ def missing_order(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     needs and that aren't there. Where no order can make ranks wait for each other, as groups and pairs of
     ranks that exchange messages form no cycle, only collectives of groups in which they differ are in order:
     ASTRA-sim matches those of a group in the order of issue, and threads of gloo begin them in any."""
-    replayed = (graph.types == NodeType.COMM_COLL) & (
-        graph.attribute("comm_type", -1) == CollectiveType.BROADCAST
-    )
-    matched = np.flatnonzero((matching.channel >= 0) & ~replayed)
+    what = compared(graph)
+    matched = np.flatnonzero((matching.channel >= 0) & (what[0] != CollectiveType.BROADCAST))
     users = np.unique(np.stack([graph.trace_of[matched], matching.channel[matched]]), axis=1)
     if not _has_cycle(*users):
         channel = matching.channel[matched]
-        kinds = np.unique(np.stack([channel, *compared(graph)[:, matched]]), axis=1)[0]
+        kinds = np.unique(np.stack([channel, *what[:, matched]]), axis=1)[0]
         matched = matched[np.bincount(kinds)[channel] > 1]
     if not len(matched):
         return np.empty((0, 2), np.int64)

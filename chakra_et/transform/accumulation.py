@@ -66,10 +66,7 @@ class Accumulate:
         additions: list[New] = []
         done = 0
         for step in steps:
-            last = max(
-                [row for g in step.gradients for row in g.rows]
-                + [row for b in step.buckets for row in b.launch]
-            )
+            last = max([g.rows[-1] for g in step.gradients] + [row for b in step.buckets for row in b.launch])
             inside = (launcher > step.begin) & (launcher <= last) & (row_of < step.end) & ~of_optimizer
             part = np.flatnonzero(inside)
             # How often other communication runs is up to the program, and the trace doesn't tell.

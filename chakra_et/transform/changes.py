@@ -82,12 +82,8 @@ def as_run(
     groups: Mapping[str, Sequence[int]] | None = None,
 ) -> Run:
     """A run of changed traces that keeps what was noted and doubted about ``run``."""
-    made = make_run(
-        run.name,
-        traces,
-        run.graph.ranks if ranks is None else ranks,
-        run.comm_groups if groups is None else groups,
-    )
+    ranks = run.graph.ranks if ranks is None else ranks
+    made = make_run(run.name, traces, ranks, run.comm_groups if groups is None else groups)
     setting = replace(made.measured, notes=(*made.measured.notes, *run.measured.notes, *notes))
     # What the clocks of files tell was noted of the run.
     unmatched = [note for note in made.matching.notes if note not in run.notes]

@@ -252,10 +252,8 @@ def _rebucketed(
     ranks: int,
 ) -> ExecutionTrace:
     """``last_times`` is for the last bucket of each step, ``times`` for all other buckets."""
-    old = sorted(
-        (bucket for step in steps for bucket in step.buckets),
-        key=lambda bucket: int(trace.duration_micros[bucket.launch].sum()),
-    )
+    buckets = (bucket for step in steps for bucket in step.buckets)
+    old = sorted(buckets, key=lambda bucket: int(trace.duration_micros[bucket.launch].sum()))
     model = old[(len(old) - 1) // 2]  # the bucket whose launch took the median time
     removed = np.zeros(len(trace), bool)
     for bucket in old:
@@ -269,12 +267,10 @@ def _rebucketed(
             around = step.gradients[part[-1]].rows
             last, size = max(around), step.bytes_of(part)
             of_network = last_times if number == len(parts) - 1 else times
-            launch = {
-                row: New(last, row, float(trace.duration_micros[row]), parent=around[0])
-                for row in model.launch
-            }
-            for row, node in launch.items():
-                node.parent = launch.get(int(above[row]), around[0])
+            launch: dict[int, New] = {}
+            for row in model.launch:
+                outer = launch.get(int(above[row]), around[0])
+                launch[row] = New(last, row, float(trace.duration_micros[row]), parent=outer)
             before = wiring.before(last)
             first, *rest = launch.values() or [None]
             reduce = New(

@@ -175,13 +175,10 @@ class Overlap:
             later = run.steps[int(graph.trace_of[node])].first
             later = later[(later >= 0) & (graph.position[later] > graph.position[node])]
             edges += [(node, int(later[0]))] if len(later) else []
-        source, target = np.array(edges, np.int64).reshape(-1, 2).T
-        changed = replace(
-            graph,
-            source=np.concatenate([graph.source[~waits], source]),
-            target=np.concatenate([graph.target[~waits], target]),
-            lag_ns=np.concatenate([graph.lag_ns[~waits], np.zeros(len(edges), np.int64)]),
-        )
+        moved = np.array(edges, np.int64).reshape(-1, 2).T
+        source, target = np.append(np.stack([graph.source, graph.target])[:, ~waits], moved, axis=1)
+        lag = np.append(graph.lag_ns[~waits], np.zeros(len(edges), np.int64))
+        changed = replace(graph, source=source, target=target, lag_ns=lag)
         return replace(setting, graph=changed).noting(
             f"--overlap: {int(waits.sum()):,} dependencies on collectives move to the end of their step"
         )

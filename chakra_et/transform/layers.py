@@ -17,20 +17,8 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.job import gradients
 from chakra_et.job.blocks import Blocks, find_blocks
-from chakra_et.job.gradients import (
-    NEAR,
-    Gradient,
-    Retime,
-    Sweep,
-    buckets_of,
-    elements,
-    grown_reductions,
-    launch_tree,
-    limits_of,
-    parameters_of,
-    sweeps_of,
-)
 from chakra_et.job.mesh import Mesh, Place
 from chakra_et.job.operators import Operators, Shape
 from chakra_et.transform.changes import RankTraces
@@ -99,14 +87,14 @@ def stage_blocks(blocks: Mapping[int, Blocks], mesh: Mesh, where: str) -> list[i
 
 
 def _layered(
-    operators: Operators, blocks: Blocks, copies: Sequence[int], retime: Retime, where: str
+    operators: Operators, blocks: Blocks, copies: Sequence[int], retime: gradients.Retime, where: str
 ) -> tuple[ExecutionTrace, dict[str, int]]:
     """A rank whose block b runs ``copies[b]`` times, and what there is to note: elements of gradients before
     and after, and how often which rule gave collectives other bytes."""
-    sweeps, trace = sweeps_of(operators, blocks), operators.trace
+    sweeps, trace = gradients.sweeps_of(operators, blocks), operators.trace
     if not sweeps:
         return finished(drafted(trace, blocks, copies), where, retime), {}
-    parameters = parameters_of(sweeps)
+    parameters = gradients.parameters_of(sweeps)
     of_block = [parameters.get(block, Counter()) for block in range(blocks.held)]
     other = next((at for at, each in enumerate(of_block) if each != of_block[0]), None)
     if other is not None:
@@ -125,8 +113,8 @@ def _layered(
     trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))
     draft = drafted(trace, blocks, copies)
     nodes = {draft.old[node]: node for lane in draft.lanes.values() for node in lane}
-    counts = {"before": elements(before), "after": elements(after), "by rule": 0, "by bytes": 0}
-    grown = grown_reductions(
+    counts = Counter(before=gradients.elements(before), after=gradients.elements(after))
+    grown = gradients.grown_reductions(
         operators, sweeps, lambda each: copies[each.block] if each.block >= 0 else 1, blocks.block < 0
     )
     for sweep in sweeps:
@@ -140,10 +128,10 @@ def _layered(
             counts["by bytes"] += 1
             draft.sizes |= {nodes[row]: size for row, size in reduced.items() if size}
     draft.sizes |= {nodes[row]: size for row, size in grown.items()}
-    return finished(draft, where, retime), counts | {"whole": len(grown)}
+    return finished(draft, where, retime), counts | Counter(whole=len(grown))
 
 
-def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Sweep]) -> Blocks:
+def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[gradients.Sweep]) -> Blocks:
     """The launches of gradients' collectives belong to no block: buckets hold the gradients of several. Those
     that reduce just the gradients of their block stay with it."""
     group, block = blocks.group.copy(), blocks.block.copy()
@@ -151,21 +139,22 @@ def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Swe
         sizes: Counter[int] = Counter()
         for gradient in sweep.gradients:
             sizes[gradient.block] += gradient.bytes
-        for rows, (collective, launch) in zip(launch_tree(operators, sweep), sweep.launches, strict=True):
+        trees = gradients.launch_tree(operators, sweep)
+        for rows, (collective, launch) in zip(trees, sweep.launches, strict=True):
             own = sizes.get(int(blocks.block[launch]), 0)
             size = int(operators.trace.column("comm_size")[collective])
-            if blocks.block[launch] < 0 or abs(size - own) > NEAR * own:
+            if blocks.block[launch] < 0 or abs(size - own) > gradients.NEAR * own:
                 group[list(rows)], block[list(rows)] = -1, -1
     return replace(blocks, group=group, block=block)
 
 
-def _refilled(operators: Operators, draft: Draft, sweep: Sweep, node_of: Mapping[int, int]) -> bool:
+def _refilled(operators: Operators, draft: Draft, sweep: gradients.Sweep, node_of: Mapping[int, int]) -> bool:
     """Put the gradients that there are now into buckets where it was DDP's rule that made those of a sweep;
     whether it was. ``node_of``: of rows outside of blocks."""
     trace = operators.trace
     before = [int(trace.column("comm_size")[collective]) for collective, _ in sweep.launches]
     sizes, types = [each.bytes for each in sweep.gradients], [each.type for each in sweep.gradients]
-    limits = limits_of(sizes, types, before)
+    limits = gradients.limits_of(sizes, types, before)
     dependencies = np.diff(trace.data_deps.offsets)
     # A GPU's collective waits for more than its launch: it runs after what made its gradients.
     waits = any(dependencies[row] > 1 + bool(draft.chained[row]) for row, _ in sweep.launches)
@@ -173,7 +162,7 @@ def _refilled(operators: Operators, draft: Draft, sweep: Sweep, node_of: Mapping
         return False
     rows, nodes = {gradient.row: gradient for gradient in sweep.gradients}, draft.lanes[sweep.lane]
     order = [(at, rows[draft.old[node]]) for at, node in enumerate(nodes) if draft.old[node] in rows]
-    trees = [{row: node_of[row] for row in tree} for tree in launch_tree(operators, sweep)]
+    trees = [{row: node_of[row] for row in tree} for tree in gradients.launch_tree(operators, sweep)]
     _as_ddp(operators, draft, sweep.lane, trees, order, limits)
     return True
 
@@ -183,7 +172,7 @@ def _as_ddp(
     draft: Draft,
     thread: int,
     old: Sequence[Mapping[int, int]],
-    order: Sequence[tuple[int, Gradient]],
+    order: Sequence[tuple[int, gradients.Gradient]],
     limits: tuple[int, int],
 ) -> None:
     """Buckets by DDP's rule; ``old``: row → node of what launched each; ``order``: the gradients and their
@@ -192,7 +181,7 @@ def _as_ddp(
     nodes, parent, of_lane = draft.lanes[thread], operators.parent, operators.lane
     removed = {node for tree in old for node in tree.values()}
     sizes, types = [each.bytes for _, each in order], [each.type for _, each in order]
-    buckets = buckets_of(sizes, types, limits[1], limits[0])
+    buckets = gradients.buckets_of(sizes, types, limits[1], limits[0])
     fresh: list[dict[int, int]] = []
     ends = []
     for number, bucket in enumerate(buckets):

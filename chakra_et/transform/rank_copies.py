@@ -14,15 +14,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import (
-    communicates,
-    has,
-    set_integers,
-    set_texts,
-    texts,
-    with_metadata,
-    without,
-)
+from chakra_et.et.node_attributes import has, set_integers, set_texts, texts, with_metadata, without
 from chakra_et.et.sets import RankSet
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
@@ -50,7 +42,8 @@ def without_waiting(run: Run) -> dict[int, ExecutionTrace]:
     found = {}
     of_rank = run.graph.scatter(np.rint(lasting).astype(np.int64))
     for rank, trace, ns in zip(run.graph.ranks, run.graph.traces, of_rank, strict=True):
-        duration = np.where(communicates(trace), np.maximum(np.rint(ns / 1000), 1), trace.duration_micros)
+        talks = trace.types >= NodeType.COMM_SEND
+        duration = np.where(talks, np.maximum(np.rint(ns / 1000), 1), trace.duration_micros)
         plain = replace(
             trace,
             start_micros=np.zeros(len(trace), dtype=np.uint64),
@@ -72,9 +65,8 @@ def with_members(
     table, index = texts(trace, "pg_name")
     kinds, sizes = trace.column("comm_type", -1), trace.column("comm_size", 0)
     changed = {}
-    for row in np.flatnonzero(
-        (trace.types == NodeType.COMM_COLL) & np.isin(kinds, list(CollectiveType))
-    ).tolist():
+    known = (trace.types == NodeType.COMM_COLL) & np.isin(kinds, list(CollectiveType))
+    for row in np.flatnonzero(known).tolist():
         before, after = members[table[index[row]] if index[row] >= 0 else EVERY[0]]
         size = int(sizes[row])
         changed[row] = max(-(-size * before // after), 1) if kinds[row] in SHARDED else size

@@ -40,7 +40,7 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
     notes = []
     traces: dict[int, ExecutionTrace] = {}
     number = max(map(int, groups), default=0)
-    found = put_in = largest = 0
+    found, put_in = 0, list[int]()
     for rank, trace in ranks.traces.items():
         number += 1
         groups[str(number)] = [rank]
@@ -59,8 +59,7 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
             )
         sweeps = _last_of_steps(sweeps, operators)
         traces[rank], sizes = _put_in(operators, sweeps, str(number), limits)
-        put_in += len(sizes)
-        largest = max(largest, *sizes)
+        put_in += sizes
     if found:
         notes.append(
             f"{found:,} collectives of gradients that one process had by itself are those of the "
@@ -68,10 +67,10 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
         )
     if put_in:
         notes.append(
-            f"no gradients were reduced in the capture: {put_in:,} all-reduces were put in, assuming "
-            f"buckets of {limits[1]:g} MiB (the first of {limits[0]:g}; the largest has {largest:,} bytes) "
-            "beside the backward pass; on CPUs, copies into buckets and back at the rate of elementwise "
-            "operators, on GPUs none"
+            f"no gradients were reduced in the capture: {len(put_in):,} all-reduces were put in, assuming "
+            f"buckets of {limits[1]:g} MiB (the first of {limits[0]:g}; the largest has {max(put_in):,} "
+            "bytes) beside the backward pass; on CPUs, copies into buckets and back at the rate of "
+            "elementwise operators, on GPUs none"
         )
     several = {name for name, members in ranks.groups.items() if len(members) > 1}
     apart = frozenset(several - _shared_groups(ranks.traces))

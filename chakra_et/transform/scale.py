@@ -25,23 +25,10 @@ from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
 from chakra_et.names import run_at
 from chakra_et.simulate.run import Run
+from chakra_et.transform import rank_copies
 from chakra_et.transform.changes import CollectiveTimes, RankTraces, as_run
 from chakra_et.transform.layers import with_layers
 from chakra_et.transform.network import collective_samples, find_communication
-from chakra_et.transform.rank_copies import (
-    EVERY,
-    compute_micros,
-    drawn_factors,
-    names_in,
-    peers_in,
-    relabelled,
-    relative_spread,
-    varied,
-    with_members,
-    with_steps,
-    without_steps,
-    without_waiting,
-)
 from chakra_et.transform.reductions import with_reductions
 from chakra_et.transform.stages import with_stages
 from chakra_et.transform.tensors import with_dimensions, with_shards, with_tokens
@@ -109,11 +96,12 @@ def scaled(run: Run, wanted: Scaling) -> Scaled:
             "communication with other numbers of ranks or bytes takes the time of a ring on this network: "
             f"{times.model.describe()}"
         )
+    plain = rank_copies.without_waiting(run)
     ranks = RankTraces(
         name,
         old,
         own,
-        {rank: with_steps(trace, captured[rank]) for rank, trace in without_waiting(run).items()},
+        {rank: rank_copies.with_steps(plain[rank], trace) for rank, trace in captured.items()},
         origin={rank: rank for rank in captured},
         retime=_retime(times, lambda group: (count := len(own.get(group, ())) or world, count)),
         notes=tuple(notes),
@@ -216,7 +204,7 @@ class Scaled:
         self.mesh, self.plain = ranks.mesh, ranks.traces
         self.groups = ScaledGroups(ranks.groups, ranks.mesh, new, ranks.apart)
         self.generator = np.random.default_rng(wanted.seed)
-        busy = {rank: compute_micros(captured[ranks.origin[rank]]) for rank in ranks.traces}
+        busy = {rank: rank_copies.compute_micros(captured[ranks.origin[rank]]) for rank in ranks.traces}
         self.alike = {
             (tensor, stage): [busy[self.mesh.rank(Place(tensor, at, stage))] for at in range(self.mesh.dp)]
             for tensor in range(self.mesh.tp)
@@ -233,7 +221,7 @@ class Scaled:
             yield f"the {more:,} new ranks have the mean times of captured ones: no random spread is added"
             return
         how = "measured between steps and ranks with the same work"
-        spread = [relative_spread(busy) for busy in self.alike.values()]
+        spread = [rank_copies.relative_spread(busy) for busy in self.alike.values()]
         if self.wanted.spread is not None:
             how, spread = "given", [self.wanted.spread]
         yield (
@@ -248,8 +236,8 @@ class Scaled:
             source = old.rank(Place(place.tensor % old.tp, place.data % old.dp, place.stage))
             captured_one = place.data < old.dp and place.tensor < old.tp
             variant = -1 if captured_one else int(self.generator.integers(draws))
-            names = names_in(self.plain[source], self.groups, place)
-            peers = peers_in(self.plain[source], old, self.new, old.place(source), place)
+            names = rank_copies.names_in(self.plain[source], self.groups, place)
+            peers = rank_copies.peers_in(self.plain[source], old, self.new, old.place(source), place)
             yield Copy(source, variant, tuple(names.items()), tuple(peers.items()))
 
     def __iter__(self) -> Iterator[tuple[int, object, ExecutionTrace | None]]:
@@ -263,20 +251,21 @@ class Scaled:
             source, variant, names, peers = key
             if (source, variant) not in sized:
                 sized[source, variant] = self._sized(source, variant, dict(names))
-            copy = relabelled(sized[source, variant], dict(names), dict(peers), self.new.ranks)
+            copy = rank_copies.relabelled(sized[source, variant], dict(names), dict(peers), self.new.ranks)
             made.add(key)
             yield rank, key, copy
 
     def _sized(self, source: int, variant: int, names: Mapping[str, str]) -> ExecutionTrace:
         members = {name: self.groups.counts(name) for name in names}
-        members |= dict.fromkeys(EVERY, (self.mesh.ranks, self.new.ranks))
-        trace = with_members(self.plain[source], members, _retime(self.times, members.__getitem__))
+        members |= dict.fromkeys(rank_copies.EVERY, (self.mesh.ranks, self.new.ranks))
+        retime = _retime(self.times, members.__getitem__)
+        trace = rank_copies.with_members(self.plain[source], members, retime)
         if variant >= 0:
             place = self.mesh.place(source)
             alike = self.alike[place.tensor, place.stage]
-            factors = drawn_factors(self.generator, alike, place.data, self.wanted.spread)
-            trace = varied(trace, factors)
-        return without_steps(trace)
+            factors = rank_copies.drawn_factors(self.generator, alike, place.data, self.wanted.spread)
+            trace = rank_copies.varied(trace, factors)
+        return rank_copies.without_steps(trace)
 
     def as_run(self, run: Run) -> Run:
         """All ranks in order, made of those of ``run``; those that don't differ share a trace's arrays."""

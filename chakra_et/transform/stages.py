@@ -228,9 +228,7 @@ def segments_of(operators: Operators, blocks: Blocks, where: str) -> list[Segmen
     found: list[Segment] = []
     step = 0
     counts: Counter[tuple[int, bool]] = Counter()
-    cuts = [
-        _cut(operators, on_lane, spans[a][1], spans[b][0]) for a, b in zip(order, order[1:], strict=False)
-    ]
+    cuts = [_cut(operators, on_lane, spans[a][1], spans[b][0]) for a, b in itertools.pairwise(order)]
     for at, group in enumerate(order):
         first, last = spans[group]
         flag = blocks.is_backward[group]
@@ -253,21 +251,13 @@ def _cut(operators: Operators, on_lane: np.ndarray, last: int, first: int) -> tu
     """(end of the pass before, begin of the pass after, whether a step ends between): rows between two
     passes."""
     between = on_lane[(on_lane > last) & (on_lane < first)].tolist()
-    phases = [operators.phase[row] for row in between]
-    if "optimizer" in phases:
-        marks = [
-            row
-            for row, phase in zip(between, phases, strict=True)
-            if phase == "optimizer" or _ONCE.match(operators.name[row])
-        ]
+    phase, name = operators.phase, operators.name
+    if any(phase[row] == "optimizer" for row in between):
+        marks = [row for row in between if phase[row] == "optimizer" or _ONCE.match(name[row])]
         # The last pass ends before its first collective or message, or the optimizer.
-        ends = (
-            row
-            for row, phase in zip(between, phases, strict=True)
-            if phase == "optimizer" or operators.name[row].startswith("c10d::")
-        )
+        ends = (row for row in between if phase[row] == "optimizer" or name[row].startswith("c10d::"))
         return next(ends, last + 1), marks[-1] + 1, True
-    messages = [row for row in between if operators.name[row].startswith(_OF_MESSAGES)]
-    backward = [row for row in between if operators.phase[row] == "backward" and operators.top[row] == row]
+    messages = [row for row in between if name[row].startswith(_OF_MESSAGES)]
+    backward = [row for row in between if phase[row] == "backward" and operators.top[row] == row]
     begin = [*messages, *backward, first][0]
     return begin, begin, False
