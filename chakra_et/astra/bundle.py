@@ -6,21 +6,13 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from chakra_et.astra import bundle_texts
+from chakra_et.astra import bundle_texts, network_dimensions
 from chakra_et.astra.bundle_texts import Backend
-from chakra_et.astra.network_dimensions import (
-    HANDSHAKE_BYTES,
-    crossings,
-    effective_sizes,
-    handshake,
-    network_times,
-    simulated_dimensions,
-    with_shorter_messages,
-)
 from chakra_et.astra.packet_backends import write_backend
 from chakra_et.astra.prepare import Keep, Ranks, larger_sizes, prepared, trimmed, with_dependencies
 from chakra_et.cost.topology import Topology
@@ -79,11 +71,11 @@ def write_bundle(ranks: Ranks, network: str, folder: Path, keep: Keep, backend: 
 def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[str]:
     name, groups, count = ranks.set.run.name, ranks.set.groups, len(ranks.set.files)
     several = sum(1 < len(members) < count for members in groups.values()) > 1
-    simulated = simulated_dimensions(topology, several)
+    simulated = network_dimensions.simulated_dimensions(topology, several)
     traces, changed = _prepared(ranks, keep)
     if topology.effective:
-        simulated = with_shorter_messages(traces, groups, simulated)
-        traces = _each(traces, lambda trace, rank: effective_sizes(trace, rank, groups, simulated))
+        simulated = network_dimensions.with_shorter_messages(traces, groups, simulated)
+        traces = _each(traces, partial(network_dimensions.effective_sizes, groups=groups, topology=simulated))
     talk = _each(traces, lambda trace, _: trace.communication())
     _refuse(name, check_together(talk, groups, {rank: f"rank {rank}" for rank in talk}))
     notes = [*simulated.notes, *_notes(simulated, groups, talk)]
@@ -105,8 +97,8 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     bundle_texts.write_script(scratch, name, count, "analytical")
     protocol = {
         "sends": "rendezvous",
-        "handshake_bytes": HANDSHAKE_BYTES,
-        "handshake": [handshake(dimension) / 1000 for dimension in simulated.dimensions],
+        "handshake_bytes": network_dimensions.HANDSHAKE_BYTES,
+        "handshake": [network_dimensions.handshake(dimension) / 1000 for dimension in simulated.dimensions],
     }
     about = {"bundle_version": 1, "name": name, "ranks": count, "topology": simulated.name, "unit": "us"}
     write_json(scratch / EXPECTED_FILE, {**about, "protocol": protocol, **answer, "notes": notes})
@@ -191,7 +183,7 @@ def _ordered(traces: Traces, groups: Groups) -> tuple[Traces, list[str]]:
 
 def _notes(topology: Topology, groups: Groups, talk: Mapping[int, ExecutionTrace]) -> Iterator[str]:
     if not topology.effective:
-        yield from crossings(talk, groups, topology)
+        yield from network_dimensions.crossings(talk, groups, topology)
     kinds = (trace.column("comm_type", -1) for trace in talk.values())
     if broadcasts := sum(int((kind == CollectiveType.BROADCAST).sum()) for kind in kinds):
         yield f"{broadcasts:,} broadcasts last as recorded and wait for nobody"
@@ -202,14 +194,12 @@ def _notes(topology: Topology, groups: Groups, talk: Mapping[int, ExecutionTrace
         yield f"{unused} groups of the group file aren't used by any node"
 
 
-def expected(
-    traces: Mapping[int, ExecutionTrace], groups: Mapping[str, Sequence[int]], topology: Topology
-) -> Expected:
+def expected(traces: Traces, groups: Groups, topology: Topology) -> Expected:
     """What a simulation of a bundle should answer, from the prepared ``traces`` of all ranks. Raises
     ``TraceError`` where the ranks wait for ever."""
     ranks = list(traces)
     graph = build_graph(list(traces.values()), ranks)
-    network = network_times(graph, groups, topology)
+    network = network_dimensions.network_times(graph, groups, topology)
     at_once = Timing([0] * len(ranks), graph.duration_ns)
     _, end = astra_replay(graph, match(graph, groups), at_once, network)
     simulated = (np.maximum.reduceat(end, graph.first[:-1]) / 1000).tolist()

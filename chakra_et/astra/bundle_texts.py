@@ -39,8 +39,7 @@ def network_yml(topology: Topology) -> str:
 
 def system_json(topology: Topology, roofline: bool) -> dict[str, Any]:
     """One entry per dimension for each collective. ``roofline``: compute from num_ops and tensor_size."""
-    count = len(topology.dimensions)
-    rings = ["ring"] * count
+    rings = ["ring"] * len(topology.dimensions)
     # `direct1` has one message under way at a time: without congestion, more of them would cost nothing.
     exchange = ["ring" if d.kind == "Ring" else "direct1" for d in topology.dimensions]
     memory = topology.reduce_bandwidth * REDUCTION_PASSES / 1e9

@@ -99,12 +99,8 @@ class LogCheck:
     def worst_percent(self) -> float | None:
         """The largest deviation from the expected simulated time, signed; None where none was expected."""
         simulated = self.expected["simulated"]
-        errors = [
-            100 * (time / wanted - 1)
-            for rank, time in self.finished.items()
-            if (wanted := simulated.get(str(rank)))
-        ]
-        return max(errors, key=abs, default=None)
+        pairs = ((time, simulated.get(str(rank))) for rank, time in self.finished.items())
+        return max((100 * (time / wanted - 1) for time, wanted in pairs if wanted), key=abs, default=None)
 
 
 def check_log(log: Path, folder: Path) -> LogCheck:
@@ -128,13 +124,10 @@ def check_log(log: Path, folder: Path) -> LogCheck:
         raise TraceError(
             f"{log}: has rank {beyond[0]}, and the bundle {ranks} ranks: give the log of this bundle"
         )
+    unfinished = [rank for rank in range(ranks) if rank not in finished]
     thrown = _THROWN.search(content)
-    return LogCheck(
-        dict(sorted(finished.items())),
-        [rank for rank in range(ranks) if rank not in finished],
-        wanted,
-        thrown[1].decode("utf-8", "replace").strip() if thrown else "",
-    )
+    why = thrown[1].decode("utf-8", "replace").strip() if thrown else ""
+    return LogCheck(dict(sorted(finished.items())), unfinished, wanted, why)
 
 
 def lines(found: LogCheck) -> list[str]:

@@ -190,10 +190,8 @@ def effective_sizes(trace: ExecutionTrace, rank: int, groups: Groups, topology: 
             else:
                 ranks = (groups.get(table[key[1]]) if key[1] >= 0 else None) or range(topology.ranks)
                 count, kind = len(ranks), CollectiveType(key[0])
-                ends = [
-                    collective_ends(kind, n * count, ranks, topology, np.zeros(count)).max()
-                    for n in (1, 1 << 30)
-                ]
+                idle = np.zeros(count)
+                ends = [collective_ends(kind, n * count, ranks, topology, idle).max() for n in (1, 1 << 30)]
                 known[key] = ends[0], (ends[1] - ends[0]) / (1 << 30), count
         fixed, per_part, count = known[key]
         part = max(round((int(trace.duration_micros[row]) * 1000 - fixed) / per_part), 1)
@@ -201,9 +199,7 @@ def effective_sizes(trace: ExecutionTrace, rank: int, groups: Groups, topology: 
     return set_integers(trace, "comm_size", "int64", sizes, has(trace, "comm_size"))
 
 
-def crossings(
-    traces: Mapping[int, ExecutionTrace], groups: Mapping[str, Sequence[int]], topology: Topology
-) -> Iterator[str]:
+def crossings(traces: Mapping[int, ExecutionTrace], groups: Groups, topology: Topology) -> Iterator[str]:
     """What the analytical network puts on too fast a link: messages between ranks that differ in several
     dimensions, counted at their senders, and groups whose ring has such a hop."""
 

@@ -55,10 +55,10 @@ def write_backend(folder: Path, name: str, backend: Backend, topology: Topology)
     that it can't have."""
     if backend == "analytical":
         return []
-    kinds = {d.kind for d in topology.dimensions if d.size > 1}
-    if kinds - {"Switch"}:
-        other = min(kinds - {"Switch"})
-        raise TraceError(f"--backend {backend}: packets go through switches: give a topology without {other}")
+    others = {d.kind for d in topology.dimensions if d.size > 1} - {"Switch"}
+    if others:
+        without = f"give a topology without {min(others)}"
+        raise TraceError(f"--backend {backend}: packets go through switches: {without}")
     notes = [
         f"{backend} was not run: expected.json has the times of the analytical network, without congestion"
     ]

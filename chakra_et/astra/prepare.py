@@ -17,15 +17,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.et.edges import edges_of
-from chakra_et.et.node_attributes import (
-    communicates,
-    has,
-    set_integers,
-    texts,
-    with_integers,
-    with_metadata,
-    without,
-)
+from chakra_et.et.node_attributes import communicates, has, set_integers, texts, with_integers, without
 from chakra_et.et.rearrange import select
 from chakra_et.et.sets import Groups, RankSet
 from chakra_et.simulate.joint import build_graph
@@ -83,7 +75,7 @@ def trimmed(trace: ExecutionTrace, ranks: Sequence[int]) -> tuple[ExecutionTrace
             lost |= (trace.types == kind) & (new < 0)
             present = has(trace, name) & (new >= 0)
             trace = set_integers(trace, name, trace.attributes[name].kind, new, present)
-    return with_metadata(as_compute(trace, lost), world_size=len(ranks), rank=None), int(lost.sum())
+    return as_compute(trace, lost), int(lost.sum())
 
 
 def larger_sizes(talk: Mapping[int, ExecutionTrace], groups: Groups) -> dict[int, dict[int, int]]:

@@ -31,7 +31,6 @@ from chakra_et.et.sets import MANY_RANKS, Skeletons
 from chakra_et.et.skeleton import VERSION, write_skeleton
 from chakra_et.jobs import Jobs
 from chakra_et.names import SKELETON, RunFiles
-from chakra_et.simulate.joint import Lanes
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.stragglers.recorded import find_stretches
@@ -89,12 +88,12 @@ def contract(trace: ExecutionTrace) -> ExecutionTrace:
     stretches = find_stretches(run)
     stretch = stretches.step * (int(stretches.ordinal.max()) + 1) + stretches.ordinal
     work = classes.node_classes(run)
-    source, target = _needed(run, lanes, stretch, work)
+    source, target = _needed(run, stretch, work)
     begins = np.zeros(len(graph), bool)
     begins[run.steps[0].first[run.steps[0].first >= 0]] = True
     phase = graph.gather([texts(trace, "phase")[1]])
     key = ((stretch * (phase.max() + 2) + phase + 1) * len(KINDS) + run.kind) * len(classes.CLASSES) + work
-    piece, segment, first = _segments(run, lanes, source, target, begins, key)
+    piece, segment, first = _segments(run, source, target, begins, key)
     last = np.full(int(piece.max()) + 1, -1)
     np.maximum.at(last, piece, segment)  # the last segment of each piece
     count = len(first)
@@ -106,7 +105,7 @@ def contract(trace: ExecutionTrace) -> ExecutionTrace:
     target = np.append(target, by_lane[1:][chained])
     dropped = tuple(name for name in trace.attributes if name not in ATTRIBUTES)
     made = take_rows(trace, graph.row[first], source, target, dropped)
-    made = _with_sums(made, run, segment, first, count)
+    made = _with_sums(made, run, segment, first)
     made.inputs = made.outputs = None
     made.names = _names(run, first, work, begins)
     for name, values in (("step_index", stretches.step), ("comm_ordinal", stretches.ordinal)):
@@ -114,12 +113,12 @@ def contract(trace: ExecutionTrace) -> ExecutionTrace:
     return with_metadata(made, skeleton=VERSION, skeleton_of=len(trace), conversion_report=None)
 
 
-def _needed(run: Run, lanes: Lanes, stretch: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _needed(run: Run, stretch: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The dependencies between lanes, and those with a lag, that can be on a longest path."""
-    graph = run.graph
-    crossing = (lanes.lane[graph.source] != lanes.lane[graph.target]) | (graph.lag_ns > 0)
+    graph, lane = run.graph, run.graph.in_lanes.lane
+    crossing = (lane[graph.source] != lane[graph.target]) | (graph.lag_ns > 0)
     source, target, lag = graph.source[crossing], graph.target[crossing], graph.lag_ns[crossing]
-    order, place = lanes.nodes, lanes.spot
+    order, place = graph.in_lanes.nodes, graph.in_lanes.spot
     communication = run.is_communication[order]
     passed = [np.concatenate(([0], np.cumsum((run.measured.own_ns * by)[order]))) for by in _directions(work)]
     while True:
@@ -127,9 +126,7 @@ def _needed(run: Run, lanes: Lanes, stretch: np.ndarray, work: np.ndarray) -> tu
         enters[place[target]] = leaves[place[source]] = True
         entered = np.cumsum(enters)[place[source]]
         left = (np.cumsum(leaves) - leaves)[place[target]]
-        key = np.stack(
-            [lanes.lane[source], entered, stretch[source], lanes.lane[target], left, stretch[target]]
-        )
+        key = np.stack([lane[source], entered, stretch[source], lane[target], left, stretch[target]])
         group = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
         by_group = np.argsort(group, kind="stable")
         starts = np.flatnonzero(np.diff(group[by_group], prepend=-1))
@@ -154,11 +151,11 @@ def _directions(work: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _segments(
-    run: Run, lanes: Lanes, source: np.ndarray, target: np.ndarray, begins: np.ndarray, key: np.ndarray
+    run: Run, source: np.ndarray, target: np.ndarray, begins: np.ndarray, key: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The piece between entries and exits, and the segment of each node, int64[N]; the first node of each
     segment. Segments are numbered by the position of that node, so that dependencies point forward."""
-    cut = np.zeros(len(run.graph) + 1, bool)
+    cut, lanes = np.zeros(len(run.graph) + 1, bool), run.graph.in_lanes
     place = lanes.spot
     communication = place[run.is_communication]
     cut[lanes.first] = cut[place[begins]] = cut[place[target]] = cut[place[source] + 1] = True
@@ -172,15 +169,13 @@ def _segments(
     return piece, np.argsort(order)[number], by_position[at[order]]
 
 
-def _with_sums(
-    made: ExecutionTrace, run: Run, segment: np.ndarray, first: np.ndarray, count: int
-) -> ExecutionTrace:
+def _with_sums(made: ExecutionTrace, run: Run, segment: np.ndarray, first: np.ndarray) -> ExecutionTrace:
     """The segments with the times and amounts of all their nodes. What runs for other than its duration has
     ``stream_gap_ns``: the first node's lag stays what it was."""
     graph = run.graph
 
     def total(values: np.ndarray) -> np.ndarray:
-        return np.rint(np.bincount(segment, values, count)).astype(np.int64)
+        return np.rint(np.bincount(segment, values, len(first))).astype(np.int64)
 
     made.duration_micros = total(graph.duration_ns // 1000).astype(np.uint64)
     gap, latency = graph.attribute("stream_gap_ns", -1), graph.attribute("launch_latency_ns", -1)

@@ -18,10 +18,7 @@ from chakra_et.simulate.measured_steps import measured_times, step_rows
 
 
 def step_table(
-    name: str,
-    allow_missing: bool = False,
-    skeletons: Skeletons = "auto",
-    cluster: str = "",
+    name: str, allow_missing: bool = False, skeletons: Skeletons = "auto", cluster: str = ""
 ) -> dict[str, np.ndarray]:
     """The steps of all ranks of run ``name``, a row for each rank and step, ordered by both; int64 columns.
 

@@ -14,7 +14,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chakra_et import cli, text
 from chakra_et.convert.inputs import device_traces, files_of, find_run, load_run
@@ -45,27 +44,28 @@ class ReportConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(ReportConfig, argv, description="Write one HTML page about a run.")
-    if many := _many_ranks(config):
-        name = str(many.folder / many.name)
+    many = _many_ranks(config)
+    if many:
+        kind, files, name = "many", many, str(many.folder / many.name)
         how = config.allow_missing_ranks, config.skeletons, config.cluster
         table, job = step_table(name, *how), load_run(name, *how)
         found, columns = many_content(many, table, diagnose(job))
-        output = path_of(config.output) if config.output else many.page_file
-        size = write_page(output, "many", f"{many.name}: report", found, columns)
-        _tell(config, found, about_steps(job.graph.traces), output, size)
-        return 0
-    chosen = find_run(config.names, config.allow_missing_ranks)
-    run = load(chosen)
-    traces, notes = device_traces(chosen)
-    run.lacks.extend(f"no call stacks: {note}" for note in notes)
-    output = path_of(config.output) if config.output else files_of(chosen).page_file
-    found, columns = content(run, traces)
-    size = write_page(output, "report", f"{run.name}: report", found, columns)
-    if config.xlsx:
+    else:
+        chosen = find_run(config.names, config.allow_missing_ranks)
+        run = load(chosen)
+        kind, files, job = "report", files_of(chosen), run.job
+        traces, notes = device_traces(chosen)
+        run.lacks.extend(f"no call stacks: {note}" for note in notes)
+        found, columns = content(run, traces)
+    output = path_of(config.output) if config.output else files.page_file
+    size = write_page(output, kind, f"{files.name}: report", found, columns)
+    if config.xlsx and not many:
         from chakra_et.export.tables import write_workbook  # it needs openpyxl
 
         write_workbook(run, found["headline"], Path(config.xlsx))
-    _tell(config, with_names(found), about_steps(run.traces), output, size)
+    notes = [f"note: {each}" for each in about_steps(job.graph.traces)]
+    told = [*found["headline"], *notes, f"{output}: {text.size(size)}, open it in a browser"]
+    print(json.dumps(with_names(found) | {"page": str(output)}) if config.json else "\n".join(told))
     return 0
 
 
@@ -76,9 +76,3 @@ def _many_ranks(config: ReportConfig) -> RunFiles | None:
         return None
     ranks = max(len(run.et_files()), len(run.et_files(SKELETON)))
     return run if ranks > MOST_NODES or (ranks and config.skeletons == "on") else None
-
-
-def _tell(config: ReportConfig, found: dict[str, Any], steps: list[str], output: Path, size: int) -> None:
-    notes = [f"note: {each}" for each in steps]
-    told = [*found["headline"], *notes, f"{output}: {text.size(size)}, open it in a browser"]
-    print(json.dumps(found | {"page": str(output)}) if config.json else "\n".join(told))

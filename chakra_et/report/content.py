@@ -95,13 +95,11 @@ def content(run: ReportRun, traces: Mapping[int, Path]) -> tuple[dict[str, Any],
 
 def with_names(found: Mapping[str, Any]) -> dict[str, Any]:
     """``found`` for programs: without the timeline, and each row of a table as a dict of its fields."""
-    return {
-        name: [vars(each) if is_dataclass(each) else each for each in value]
-        if isinstance(value, list)
-        else value
-        for name, value in found.items()
-        if name != "timeline"
-    }
+
+    def named(rows: Any) -> Any:
+        return [vars(each) if is_dataclass(each) else each for each in rows] if type(rows) is list else rows
+
+    return {name: named(value) for name, value in found.items() if name != "timeline"}
 
 
 def path_by_kind(run: ReportRun) -> dict[str, int]:

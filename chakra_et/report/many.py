@@ -87,8 +87,7 @@ def outliers(
     ``deviations``: in scaled median absolute deviations; ``steps``: in how many steps it stands out;
     ``mostly``: the part of its time that exceeds the median rank's the most; ``place``: in the mesh.
     """
-    usual = np.nanmedian(own, axis=0)
-    excess = own / np.maximum(usual, 1) - 1
+    excess = own / np.maximum(np.nanmedian(own, axis=0), 1) - 1
     score = np.nanmedian(excess, axis=1)
     score -= np.median(score)
     deviations = score / max(SCALE * float(np.median(np.abs(score))), 1e-9)

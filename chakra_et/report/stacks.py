@@ -84,9 +84,7 @@ def read_stacks(
             continue
         begin, length, name, thread, kind = map(np.concatenate, zip(*taker.columns, strict=True))
         known = np.isfinite(begin) & (length >= 0)
-        start, lasts = (
-            np.rint(np.where(known, each, 0.0) * 1000).astype(np.int64) for each in (begin, length)
-        )
+        start, lasts = np.rint(np.where(known, (begin, length), 0.0) * 1000).astype(np.int64)
         end = start + lasts
         of_rank = [step for step in steps if step.rank == rank]
         on_run = _clock(run, number, of_rank, start, end, name, list(names))
@@ -103,9 +101,8 @@ def read_stacks(
         nested = np.isin(thread[order], np.unique(thread[order][depth > 0])) & (depth < MOST_DEPTH)
         chosen, depth = order[nested], depth[nested]
         row = thread[chosen].astype(np.int64) * MOST_DEPTH + depth
-        found.append(
-            (np.full(len(chosen), number), row, *(each[chosen] for each in (start, end, name, kind)))
-        )
+        columns = (each[chosen] for each in (start, end, name, kind))
+        found.append((np.full(len(chosen), number), row, *columns))
     if not found:
         return NO_STACKS, owners
     trace, row, start, end, name, kind = map(np.concatenate, zip(*found, strict=True))

@@ -111,11 +111,9 @@ def analyse(job: TimedJob) -> Stragglers:
     found.blocking_decompose_by_stage = _largest_first(by_stage)
     found.blocking_decompose_by_optype = _largest_first(means(optype))
     # The slowdown of a worker is the smaller one of its data-parallel rank and its stage (equation 4).
-    rank, row = np.unique(operations.rank, return_index=True)
-    places = zip(*(each[row].tolist() for each in (operations.dp_rank, operations.stage)), strict=True)
-    workers = {
-        worker: place for worker, place in zip(rank.tolist(), places, strict=True) if place[0] in dp_rank
-    }
+    row = np.unique(operations.rank, return_index=True)[1]
+    columns = (each[row].tolist() for each in (operations.rank, operations.dp_rank, operations.stage))
+    workers = {worker: (dp, at) for worker, dp, at in zip(*columns, strict=True) if dp in dp_rank}
     slowdowns = {worker: min(by_dp_rank[dp], by_stage[at]) for worker, (dp, at) in workers.items()}
     found.worker_slowdown = _largest_first(slowdowns)
     cells = [np.minimum(dp_rank[dp], stage[at]) / noblk for dp, at in workers.values()]

@@ -175,9 +175,8 @@ def _operations(
     transfer = np.where(run.operation >= 0, run.measured.lasting_ns, graph.own_ns)
 
     stretch_of_node = np.full(len(graph), -1, dtype=np.int64)
-    known, stretch_of_node[nodes] = np.unique(
-        (cell * stretches + stretch_in_cell)[nodes], return_inverse=True
-    )
+    in_rank = (cell * stretches + stretch_in_cell)[nodes]
+    known, stretch_of_node[nodes] = np.unique(in_rank, return_inverse=True)
     wanted = row_cell * stretches + row_place // types
     stretch = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
     stretch = np.where(known[stretch] == wanted, stretch, -1)
@@ -199,12 +198,10 @@ def _operations(
     )
     kinds = np.unique(np.stack([kind_of_cell, np.arange(len(kind_of_cell)) // steps]), axis=1)
     shared = np.unique(kinds[1, np.bincount(kinds[0])[kinds[0]] > 1])
+    alone, lacking = len(graph.ranks) - len(shared), int((stretch < 0).sum())
     counts = {
-        "ranks whose work no other rank does, compared only with their own other steps": len(graph.ranks)
-        - len(shared),
-        "operations of other ranks for which a rank has no node, left out of its ideal": int(
-            (stretch < 0).sum()
-        ),
+        "ranks whose work no other rank does, compared only with their own other steps": alone,
+        "operations of other ranks for which a rank has no node, left out of its ideal": lacking,
     }
     return operations, stretch_of_node, [f"{what}: {count}" for what, count in counts.items() if count]
 
