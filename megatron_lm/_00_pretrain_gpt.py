@@ -31,8 +31,6 @@ from utils import distributed
 from utils.distributed import World
 from utils.watch import Watch
 
-DIST_TIMEOUT = 600.0
-
 
 def main(world: World, watch: Watch) -> int:
     """Train as one rank of ``world``."""
@@ -57,4 +55,4 @@ def main(world: World, watch: Watch) -> int:
 if __name__ == "__main__":
     if sys.argv[1:]:
         sys.exit(f"no flags: settings come from the environment\n\n{__doc__}")
-    distributed.run(main, DIST_TIMEOUT)
+    distributed.run(main, dist_timeout=600.0)

@@ -8,8 +8,6 @@ import runpy
 import sys
 from pathlib import Path
 
-COMMANDS = Path(__file__).resolve().parent
-
 if __name__ == "__main__":
     sys.argv[1:1] = ["picture"]
-    runpy.run_path(str(COMMANDS), run_name="__main__")
+    runpy.run_path(str(Path(__file__).resolve().parent), run_name="__main__")

@@ -18,8 +18,6 @@ from utils.data.config import DataConfig
 from utils.data.squad import Example, load_squad
 from utils.data.tokenizers import MAX_LENGTH, Family, TokenizedPairs, tokenize_pairs
 
-__all__ = ["SquadDataset", "build_datasets", "stack"]
-
 IGNORED = -100
 MULTIPLE = 8  # Tensor Cores are fastest on sizes that are multiples of 8
 MASKED_SHARE = 0.15

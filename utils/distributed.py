@@ -16,16 +16,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from chakra_et.capture import gloo
 from chakra_et.redact import redacted
-from utils.watch import (
-    PeerFailure,
-    Watch,
-    blames_others,
-    describe,
-    ended_by,
-    forget_signals_in_children,
-    is_expected,
-    leave,
-)
+from utils import watch as watching
+from utils.watch import PeerFailure, Watch, describe
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +111,7 @@ def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:
         set_threads(world.local_size)
         group_store, watch_store = _connect(world, dist_timeout)
         watch = Watch(world.rank, world.size, dist_timeout, watch_store)
-        forget_signals_in_children()
+        watching.forget_signals_in_children()
         watch.start()
         watch.barrier("start", timeout=dist_timeout)
         if group_store is not None:
@@ -130,7 +122,7 @@ def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:
         code = main(world, watch)
         watch.close()
     except BaseException as error:
-        leave(_explain(error, rank, watch))
+        watching.leave(_explain(error, rank, watch))
     if dist.is_initialized():
         dist.destroy_process_group()
     gloo.wait_until_idle()  # what still refers to a group, as Megatron does, keeps its threads alive
@@ -163,17 +155,17 @@ def _explain(error: BaseException, rank: int, watch: Watch | None) -> int:
         code = 128 + received if received else 130
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             code = error.code
-        sentence = ended_by(code - 128)
+        sentence = watching.ended_by(code - 128)
         if watch is not None:
             watch.fail(sentence)
         log.error("rank %d: %s", rank, sentence)
         return code
-    if blames_others(error):
+    if watching.blames_others(error):
         verdict = watch.wait_for_verdict() if watch is not None else None
         failure = str(error) if isinstance(error, PeerFailure) else f"a collective failed ({describe(error)})"
         log.error("rank %d stops: %s", rank, verdict or failure)
         return 1
-    repeated = watch is not None and watch.fail(describe(error))
-    if not repeated:
-        log.error("rank %d: %s", rank, describe(error), exc_info=None if is_expected(error) else error)
+    if watch is None or not watch.fail(describe(error)):  # no other rank has logged it
+        unexpected = None if watching.is_expected(error) else error
+        log.error("rank %d: %s", rank, describe(error), exc_info=unexpected)
     return 1

@@ -180,8 +180,7 @@ def _give_to_ranks(by_rank: dict[int | None, list[Finding]]) -> None:
         _, rank = min(ends)
         bare = all(statement.kind == "end" for statement, _ in by_rank[rank])
         kinds = ("exception", "death", "tool", "record") if bare else ("exception", "death")
-        loose = by_rank.pop(None, [])
-        for finding in loose:
+        for finding in by_rank.pop(None, []):
             its = finding[0].kind in kinds and not finding[0].name.endswith(LAUNCHERS)
             by_rank.setdefault(rank if its else None, []).append(finding)
 

@@ -114,10 +114,8 @@ class Log:
             _write(f"[before the start of training step] datetime: {now} \n")
         self._since = time.perf_counter()
 
-    def iteration(
-        self, number: int, loss: float, stepped: Stepped, learning_rate: float, loss_scale: float
-    ) -> None:
-        """Count an iteration, and write the log lines after every LOG_INTERVAL-th."""
+    def iteration(self, number: int, loss: float, stepped: Stepped, rate: float, loss_scale: float) -> None:
+        """Count an iteration, and write the log lines after every LOG_INTERVAL-th; ``rate``: of learning."""
         self._iterations += 1
         self._skipped += not stepped.done
         self._nan += not math.isfinite(loss)
@@ -134,15 +132,15 @@ class Log:
             norm = f" grad norm: {stepped.norm:.3f} |" if stepped.norm is not None else ""
             _write(
                 f" iteration {number:8d}/{total:8d} | consumed samples: {number * batch:12d} |"
-                f" elapsed time per iteration (ms): {milliseconds:.1f} | learning rate: {learning_rate:.3E} |"
+                f" elapsed time per iteration (ms): {milliseconds:.1f} | learning rate: {rate:.3E} |"
                 f" global batch size: {batch:5d} |{losses} loss scale: {loss_scale:.1f} |{norm}"
                 f" number of skipped iterations: {self._skipped:3d} |"
                 f" number of nan iterations: {self._nan:3d} |\n"
             )
-            figures = {"loss": loss, "learning_rate": learning_rate, "loss_scale": loss_scale}
+            figures = {"loss": loss, "learning_rate": rate, "loss_scale": loss_scale}
             figures |= {"step_seconds": milliseconds / 1000, "grad_norm": stepped.norm or math.nan}
             self._publish(number, figures)
-        if not self._logged_memory and learning_rate > 0:
+        if not self._logged_memory and rate > 0:
             self._logged_memory = True
             if parallel_state.get_data_parallel_rank() == 0:
                 _write(memory_line(self.rank, number))

@@ -83,12 +83,10 @@ class View:
         return texts
 
 
-def figures(
-    found: Sequence[Iteration], settings: Mapping[str, str], gpu_name: str = ""
-) -> list[tuple[str, str]]:
+def figures(found: Sequence[Iteration], settings: Mapping[str, str], gpu: str = "") -> list[tuple[str, str]]:
     """(name, value) of the training and its speed, of a run that has at least one iteration line.
 
-    gpu_name: as its driver has it; of a known one, MFU is the share of its peak for PRECISION.
+    gpu: as its driver has it; of a known one, MFU is the share of its peak for PRECISION.
     """
     seconds, batch = records.typical(found), found[-1].global_batch_size
     rows = [
@@ -101,7 +99,7 @@ def figures(
         total = model_of(size, "", batch).flops_per_token * size.sequence * batch / seconds
         each = total / int(settings["WORLD_SIZE"])
         rows.append(("operations", f"{total / 1e12:.4g} TFLOP/s, {each / 1e12:.4g} per rank"))
-        if known := gpu_table.by_driver(gpu_name):
+        if known := gpu_table.by_driver(gpu):
             peak = gpu_table.gpu(known).peak("float" if settings.get("PRECISION") == "fp32" else "half")
             rows.append(("MFU", f"{100 * each / peak:.1f}% of {known}'s {peak / 1e12:.4g} TFLOP/s"))
     if found[-1].loss is not None:

@@ -259,17 +259,13 @@ def _of_partition(settings: Settings) -> Mistakes:
 
 def _of_tensor_parallelism(settings: Settings) -> Mistakes:
     size, tensor = settings.size, settings.tensor_mp_size
-    fit = f"{_divisors(size.hidden, size.heads)} would"
     rule = f"NUM_HEADS={size.heads}: does not divide HIDDEN_SIZE={size.hidden}"
-    yield size.hidden % size.heads, f"{rule}; {fit}"
+    yield size.hidden % size.heads, f"{rule}; {_divisors(size.hidden, size.heads)} would"
     width = size.hidden // size.heads
     even = f"POSITION=rope: needs heads of even width, HIDDEN_SIZE / NUM_HEADS is {width}"
     yield size.position == "rope" and width % 2, even
-    fit = f"{_divisors(size.heads)} would"
-    yield (
-        size.heads % size.kv_groups,
-        f"KV_GROUPS={size.kv_groups}: does not divide NUM_HEADS={size.heads}; {fit}",
-    )
+    rule = f"KV_GROUPS={size.kv_groups}: does not divide NUM_HEADS={size.heads}"
+    yield size.heads % size.kv_groups, f"{rule}; {_divisors(size.heads)} would"
     for name, number, what in (
         ("NUM_HEADS", size.heads, "attention heads"),
         ("KV_GROUPS", size.kv_groups, "key-value groups"),

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from utils import distributed
+from utils import watch as watching
 from utils.distributed import World, read_world, run, set_threads, setup_logging
 from utils.watch import PeerFailure, Watch
 
@@ -28,7 +29,7 @@ def _restored(monkeypatch: pytest.MonkeyPatch):
     levels = {
         name: logging.getLogger(name).level for name in ("chakra_et", "utils", "gpt2", "bert", "__main__")
     }
-    monkeypatch.setattr(distributed, "forget_signals_in_children", lambda: None)
+    monkeypatch.setattr(watching, "forget_signals_in_children", lambda: None)
     watches: list[Watch] = []
 
     def make_watch(*arguments: Any) -> Watch:
@@ -124,7 +125,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         codes.append(code)
         raise SystemExit(code)
 
-    monkeypatch.setattr(distributed, "leave", leave)
+    monkeypatch.setattr(watching, "leave", leave)
     return codes
 
 

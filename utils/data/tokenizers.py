@@ -154,15 +154,13 @@ def tokenize_pairs(examples: list[Example], tokenizer: PreTrainedTokenizerFast) 
     cores by itself (RAYON_NUM_THREADS limits them).
     """
     numbers: dict[str, int] = {}
-    pairs = np.array(
-        [[numbers.setdefault(text.strip(), len(numbers)) for text in example] for example in examples],
-        dtype=np.int32,
-    )
+    rows = [[numbers.setdefault(text.strip(), len(numbers)) for text in example] for example in examples]
+    pairs = np.array(rows, dtype=np.int32)
     texts = list(numbers)
     key = hashlib.sha256(json.dumps([texts, tokenizer.backend_tokenizer.to_str()]).encode() + pairs.tobytes())
     # Set explicitly, because the library otherwise warns in every DataLoader worker that is forked later.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    rows: list[list[int]] = tokenizer(
+    rows = tokenizer(
         texts,
         add_special_tokens=False,
         return_attention_mask=False,

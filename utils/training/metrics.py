@@ -23,34 +23,28 @@ log = logging.getLogger(__name__)
 LOG_FILE = "training_log.jsonl"
 
 
-class Metrics:
+class Metrics(contextlib.ExitStack):
     """Publishes the metrics of rank 0; a context manager. Does nothing on other ranks.
 
     Raises ValueError if the package or service named by ``--report-to`` isn't available.
     """
 
     def __init__(self, config: TrainConfig, active: bool, first_step: int, total_steps: int):
+        super().__init__()
         self.active, self.total_steps = active, total_steps
         self.steps, self.tokens, self.seconds, self.losses = 0, 0.0, 0.0, (math.nan, math.nan)
         self._shown = (0, 0.0, 0.0)
-        self._closing = contextlib.ExitStack()
         self._failed = False
         if not active:
             return
         folder, name = Path(config.save_dir), f"{config.family}-{config.model_name}"
-        self._publish = publisher(config.report_to, folder, name, dataclasses.asdict(config), self._closing)
-        self._file = self._closing.enter_context(_continued(folder / LOG_FILE, first_step))
+        self._publish = publisher(config.report_to, folder, name, dataclasses.asdict(config), self)
+        self._file = self.enter_context(_continued(folder / LOG_FILE, first_step))
         tqdm.monitor_interval = 0  # no thread that watches the bar: data loaders are forked from this process
         bar = tqdm(total=total_steps, initial=first_step, unit="step", disable=not sys.stderr.isatty())
-        self._bar = self._closing.enter_context(bar)
+        self._bar = self.enter_context(bar)
         if not bar.disable:  # the log's lines go above it
-            self._closing.enter_context(logging_redirect_tqdm())
-
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._closing.__exit__(*error)
+            self.enter_context(logging_redirect_tqdm())
 
     def advance(self, step: int, tokens: float, seconds: float, figures: dict[str, Any], show: bool) -> None:
         """Count optimizer step ``step`` (from 1), which took ``seconds`` for its ``tokens`` over all ranks.
