@@ -12,7 +12,7 @@ message, those of collectives too, waits for one of 8,192 bytes from its receive
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import has, set_integers, texts
 from chakra_et.et.sets import Groups
 from chakra_et.simulate.joint import ReplayGraph
+from chakra_et.simulate.replays import Ends
 from chakra_et.validate.table import LARGEST_MESSAGE
 
 HANDSHAKE_BYTES = 8192
@@ -132,11 +133,8 @@ def handshake(dimension: Dimension) -> float:
     return dimension.latency_ns + HANDSHAKE_BYTES * 1e9 / dimension.bandwidth
 
 
-def network_times(
-    graph: ReplayGraph, groups: Mapping[str, Sequence[int]], topology: Topology
-) -> Callable[[list[int], list[int]], list[int]]:
-    """When the members of an operation of ``graph`` are done in ASTRA-sim's network: ``ends`` of
-    ``astra_replay``."""
+def network_times(graph: ReplayGraph, groups: Groups, topology: Topology) -> Ends:
+    """When the members of an operation of ``graph`` are done in ASTRA-sim's network."""
     kinds, sizes = (graph.attribute(name, -1).tolist() for name in ("comm_type", "comm_size"))
 
     def ends(members: list[int], starts: list[int]) -> list[int]:

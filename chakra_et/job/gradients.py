@@ -120,9 +120,8 @@ def grown_reductions(
     for sweep in sweeps:
         begin = -1
         for collective, launch in sweep.launches:
-            ratios[collective] = _growth(
-                [each for each in sweep.gradients if begin < each.row <= launch] or sweep.gradients, grown
-            )
+            own = [each for each in sweep.gradients if begin < each.row <= launch]
+            ratios[collective] = _growth(own or sweep.gradients, grown)
             begin = launch
     every = max((sweep.gradients for sweep in sweeps), key=len)
     held = sum(math.prod(each.shape) for each in every)

@@ -84,7 +84,7 @@ def skeleton(path: Path) -> ExecutionTrace:
 def contract(trace: ExecutionTrace) -> ExecutionTrace:
     """The skeleton of one rank's trace. Raises ``TraceError`` for a trace that can't be replayed."""
     run = make_run("", [trace], [trace.metadata_int("rank") or 0])
-    graph, lanes = run.graph, run.graph.in_lanes
+    graph = run.graph
     stretches = find_stretches(run)
     stretch = stretches.step * (int(stretches.ordinal.max()) + 1) + stretches.ordinal
     work = classes.node_classes(run)
@@ -96,10 +96,9 @@ def contract(trace: ExecutionTrace) -> ExecutionTrace:
     piece, segment, first = _segments(run, source, target, begins, key)
     last = np.full(int(piece.max()) + 1, -1)
     np.maximum.at(last, piece, segment)  # the last segment of each piece
-    count = len(first)
     source, target = last[piece[source]], segment[target]
-    lane = lanes.lane[first]
-    by_lane = np.lexsort((np.arange(count), lane))
+    lane = graph.in_lanes.lane[first]
+    by_lane = np.argsort(lane, kind="stable")
     chained = lane[by_lane[1:]] == lane[by_lane[:-1]]
     source = np.append(source, by_lane[:-1][chained])
     target = np.append(target, by_lane[1:][chained])
@@ -109,7 +108,7 @@ def contract(trace: ExecutionTrace) -> ExecutionTrace:
     made.inputs = made.outputs = None
     made.names = _names(run, first, work, begins)
     for name, values in (("step_index", stretches.step), ("comm_ordinal", stretches.ordinal)):
-        made = set_integers(made, name, "int64", values[first], np.ones(count, bool))
+        made = set_integers(made, name, "int64", values[first], np.ones(len(first), bool))
     return with_metadata(made, skeleton=VERSION, skeleton_of=len(trace), conversion_report=None)
 
 

@@ -193,10 +193,9 @@ def assemble(
     else:
         base, start, end = "replayed", job.start_ns, job.end_ns
         wait = waits(matching, start, end - start)
-    zero, wait = int(start.min()), np.clip(wait, 0, end - start)
-    return ReportRun(
-        job, start - zero, end - zero, wait, base, path, arrivals, manifest, conversion, notes, apart
-    )
+    wait = np.clip(wait, 0, end - start)
+    start, end = start - start.min(), end - start.min()
+    return ReportRun(job, start, end, wait, base, path, arrivals, manifest, conversion, notes, apart)
 
 
 def _measured(job: Run, start: np.ndarray, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:

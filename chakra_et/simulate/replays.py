@@ -20,6 +20,8 @@ from chakra_et.simulate.matching import Matching, compared, deadlock, disagreeme
 from chakra_et.simulate.timing import Timing, timing
 
 CPU, GPU, COMM, RECV = range(4)
+Ends = Callable[[list[int], list[int]], list[int]]
+"""When the members of an operation, the first list, end that start at the times in the second."""
 
 
 def longest_path(trace: ExecutionTrace) -> int:
@@ -35,10 +37,7 @@ def longest_path(trace: ExecutionTrace) -> int:
 
 
 def astra_replay(
-    graph: ReplayGraph,
-    matching: Matching,
-    times: Timing,
-    ends: Callable[[list[int], list[int]], list[int]] | None = None,
+    graph: ReplayGraph, matching: Matching, times: Timing, ends: Ends | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Replay as ASTRA-sim issues nodes: per rank, one CPU, one GPU compute and one other node at a time.
     Returns the start and end of each node, int64[N] ns from the start of the earliest rank; a matched
@@ -47,8 +46,8 @@ def astra_replay(
     The ready node with the lowest id goes first, receives need no slot, and a duration of 0 becomes 1 ns.
     Unlike ASTRA-sim, which simulates collectives from their size, this uses their recorded durations. As in
     its event queue, completions at the same time are handled in the order in which they were scheduled, and
-    each issues the nodes that it freed. ``ends``: when the members of an operation end that start at given
-    times, instead of the recorded durations. Raises ``TraceError`` as ``make_schedule`` does.
+    each issues the nodes that it freed. ``ends``: in place of the recorded durations. Raises ``TraceError``
+    as ``make_schedule`` does.
     """
     offsets, successors = successor_lists(len(graph), graph.source, graph.target)
     degrees = np.bincount(graph.target, minlength=len(graph))
