@@ -19,9 +19,9 @@ from chakra_et.cost.topology import Topology
 from chakra_et.cost.topology_text import read_topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
+from chakra_et.et import record
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts, with_metadata
-from chakra_et.et.record import write_files
 from chakra_et.et.sets import Groups
 from chakra_et.files import scratch_folder, write_json, write_text
 from chakra_et.names import RunFiles
@@ -89,7 +89,7 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
         notes += _planned(talk, answer, simulated)
     changed = [*ranks.steps, *added, *changed]
     times = [time for time in answer["simulated"].values() if time is not None]
-    write_files(RunFiles(scratch, name), ((rank, id(trace), trace) for rank, trace in traces.items()))
+    record.write_files(RunFiles(scratch, name), ((rank, id(trace), trace) for rank, trace in traces.items()))
     write_json(scratch / f"{name}_comm_groups.json", groups)
     write_text(scratch / "network.yml", bundle_texts.network_yml(simulated))
     write_json(scratch / "system.json", bundle_texts.system_json(simulated, all_modelled))
@@ -119,7 +119,7 @@ def _each(traces: Traces, change: Callable[[ExecutionTrace, int], ExecutionTrace
 def _prepared(ranks: Ranks, keep: Keep) -> tuple[Traces, list[str]]:
     """The traces by rank, as ASTRA-sim runs them, and sentences on what was changed."""
     groups, count = ranks.set.groups, len(ranks.set.files)
-    contents, lost, changes = ranks.set.contents(), 0, Counter[str]()
+    contents, lost, changes = record.contents(ranks.set.files.items()), 0, Counter[str]()
     read: dict[int, ExecutionTrace] = {}
     for path, members in contents:
         trace, cut = et_file.read(path), 0

@@ -29,14 +29,8 @@ from chakra_et.convert.graph.communication import operation_named
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
 from chakra_et.et import record
-from chakra_et.et.columns import (
-    Attribute,
-    CollectiveType,
-    ExecutionTrace,
-    NodeType,
-    Ragged,
-    item_bytes,
-)
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged, item_bytes
+from chakra_et.et.node_attributes import set_integers, set_texts, with_integers, with_texts
 from chakra_et.files import folder_lock, open_regular, read_bytes, scratch_folder, write_json
 from chakra_et.names import RunFiles
 
@@ -287,7 +281,6 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
     rows: list[tuple[str, int, int, int]] = []  # name, lane, start and end in ns
     deps: list[tuple[int, int]] = []  # rows: what is waited for, and what waits
     ended: list[tuple[int, int]] = []  # when, and the number of the row
-    of_call: list[int] = []
     free: dict[str, int] = {}
     host, since = -1, origin
     for call in calls:
@@ -296,54 +289,42 @@ def _trace(rank: int, found: Recorded) -> ExecutionTrace:
         begin = max(since, ended[at - 1][0] if at else origin)
         deps += [*((row, len(rows)) for row in before - {-1}), (len(rows), len(rows) + 1)]
         host, since = len(rows), call.start_ns
-        of_call.append(len(rows) + 1)
         start = max(call.start_ns, free.get(call.group, 0))  # a stream has one at a time
         free[call.group] = max(call.end_ns, start)
         rows += [(UNKNOWN, 0, begin, call.start_ns), (call.name, lanes[call.group], start, free[call.group])]
         insort(ended, (free[call.group], len(rows) - 1))
-    names, lane, begins, ends = zip(*rows, strict=True)
-    started = (np.array(begins) - origin) // 1000
-    lasting = (np.array(ends) - origin) // 1000 - started
-    nodes, communication = np.arange(len(rows)), np.array(of_call)
+    names, *columns = zip(*rows, strict=True)
+    lane, begins, ends = map(np.array, columns)
+    started = (begins - origin) // 1000
     waited, waiting = np.array(deps).T
-
-    def integers(values: list[int], at: np.ndarray) -> Attribute:
-        return Attribute("int64", at, np.array(values, np.int64))
-
-    def texts(values: list[str], at: np.ndarray) -> Attribute:
-        return Attribute("string", at, strings(values))
-
-    attributes = {
-        "is_cpu_op": Attribute("bool", nodes, (np.array(lane) == 0).astype(np.int64)),
-        "lane": integers(list(lane), nodes),
-        "kind": texts(["operator" if each == 0 else "collective" for each in lane], nodes),
-        "comm_size": integers([call.size for call in calls], communication),
-        "pg_name": texts([_number(call.group, found) for call in calls], communication),
-        "pg_original_name": texts([call.group.partition(" ")[0] for call in calls], communication),
-    }
+    by_row = dict(zip(range(1, len(rows), 2), calls, strict=True))  # each behind what lies before it
     types = np.full(len(rows), NodeType.COMP, np.uint8)
-    types[communication] = [
-        call.operation if isinstance(call.operation, NodeType) else NodeType.COMM_COLL for call in calls
-    ]
-    for of, name in ((NodeType.COMM_SEND, "comm_dst"), (NodeType.COMM_RECV, "comm_src")):
-        attributes[name] = integers(
-            [call.peer for call in calls if call.operation is of], np.flatnonzero(types == of)
-        )
-    collectives = [call for call in calls if isinstance(call.operation, CollectiveType)]
-    joint = np.flatnonzero(types == NodeType.COMM_COLL)
-    attributes["comm_type"] = integers([int(call.operation) for call in collectives], joint)
-    attributes["comm_sequence"] = integers([call.sequence for call in collectives], joint)
-    return ExecutionTrace(
-        ids=(nodes + 1).astype(np.uint64),
+    for row, call in by_row.items():
+        types[row] = call.operation if isinstance(call.operation, NodeType) else NodeType.COMM_COLL
+    trace = ExecutionTrace(
+        ids=np.arange(1, len(rows) + 1, dtype=np.uint64),
         names=strings(list(names)),
         types=types,
         start_micros=(started + 1).astype(np.uint64),
-        duration_micros=lasting.astype(np.uint64),
+        duration_micros=((ends - origin) // 1000 - started).astype(np.uint64),
         data_deps=Ragged.of_edges(waited, waiting, len(rows)),
         ctrl_deps=Ragged.empty(len(rows)),
-        attributes={name: each for name, each in attributes.items() if len(each.rows)},
         metadata={"rank": rank, "world_size": found.world, "trace_start_ns": origin},
     )
+    everywhere = np.ones(len(rows), bool)
+    trace = set_integers(trace, "is_cpu_op", "bool", (lane == 0).astype(np.int64), everywhere)
+    trace = set_integers(trace, "lane", "int64", lane, everywhere)
+    trace = set_texts(trace, "kind", ["operator", "collective"], (lane != 0).astype(np.int64))
+    trace = with_integers(trace, "comm_size", {row: call.size for row, call in by_row.items()})
+    trace = with_texts(trace, "pg_name", {row: _number(call.group, found) for row, call in by_row.items()})
+    texts = {row: call.group.partition(" ")[0] for row, call in by_row.items()}
+    trace = with_texts(trace, "pg_original_name", texts)
+    for of, name in ((NodeType.COMM_SEND, "comm_dst"), (NodeType.COMM_RECV, "comm_src")):
+        peers = {row: call.peer for row, call in by_row.items() if call.operation is of}
+        trace = with_integers(trace, name, peers)
+    joint = {row: call for row, call in by_row.items() if isinstance(call.operation, CollectiveType)}
+    trace = with_integers(trace, "comm_type", {row: int(call.operation) for row, call in joint.items()})
+    return with_integers(trace, "comm_sequence", {row: call.sequence for row, call in joint.items()})
 
 
 def _number(group: str, found: Recorded) -> str:

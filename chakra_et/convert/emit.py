@@ -21,24 +21,15 @@ from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
 from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy, find_hierarchy, find_work
 from chakra_et.convert.graph.timeline import named
 from chakra_et.et import memory as memory_names
-from chakra_et.et.columns import (
-    Attribute,
-    ExecutionTrace,
-    NodeType,
-    Ragged,
-    Strings,
-    TensorInfo,
-    ValueKind,
-)
+from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings, TensorInfo, ValueKind
+from chakra_et.et.node_attributes import EDGE_KINDS
 from chakra_et.et.wire import Cells, windows
 from chakra_et.redact import redacted
 from chakra_et.traces.device import STEP
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.fields import STRIDES
-from chakra_et.traces.host import DEFAULTS, NUMERIC
+from chakra_et.traces.host import DEFAULTS
 
-# Letters by ``EdgeKind`` for the attribute ``dep_kinds``: one per dependency, in the order of data_deps.
-EDGE_LETTERS = b"PLSYTC"
 _LOWEST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype="<u8")
 DEVICE_KINDS = (NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET)
 Add = Callable[[str, ValueKind, np.ndarray, Any], None]
@@ -113,16 +104,13 @@ def emit(
     _add_memory(rank, graph, add)
     del hierarchy, work  # each with columns of all events
     items = rank.communication.items
-    communication = np.flatnonzero(graph.item >= 0)
-    is_kept = np.array([not item.is_local for item in items], dtype=bool)
-    communication = communication[is_kept[graph.item[communication]]]
+    is_kept = np.array([*(not item.is_local for item in items), False])
+    communication = np.flatnonzero(is_kept[graph.item])
     items = [items[number] for number in graph.item[communication].tolist()]
     _add_communication(communication, items, number, add)
 
-    sources = graph.source.astype(np.uint64)
-    sources += np.uint64(1)
-    offsets = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum(np.bincount(graph.target, minlength=rows), out=offsets[1:])
+    sources = graph.source.astype(np.uint64) + np.uint64(1)
+    offsets = np.append(0, np.cumsum(np.bincount(graph.target, minlength=rows)))
     add("dep_kinds", "string", np.flatnonzero(np.diff(offsets)), _dependency_kinds(graph, offsets))
     types = np.full(rows, NodeType.COMP, dtype=np.uint8)
     types[communication] = [item.type for item in items]
@@ -152,8 +140,9 @@ def emit(
 
 
 def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
-    """The letters of the edges of each node that has any."""
-    letters = np.append(np.frombuffer(EDGE_LETTERS, dtype=np.uint8)[graph.edge_kind], np.zeros(8, np.uint8))
+    """The letters of the edges of each node that has any, in the order of data_deps."""
+    of_kind = np.frombuffer("".join(EDGE_KINDS).encode(), np.uint8)
+    letters = np.append(of_kind[graph.edge_kind], np.zeros(8, np.uint8))
     length = np.diff(offsets)
     start, length = offsets[:-1][length > 0], length[length > 0]
     # Up to eight letters are one number; few nodes have more.
@@ -170,34 +159,30 @@ def _add_communication(nodes: np.ndarray, of_node: list[Communication], rank: in
     """Add the attributes of the communication ``nodes``; ``of_node`` has one entry per node. An unknown type
     or size is left out."""
 
-    def add_known(name: str, kind: ValueKind, values: list[int | None]) -> None:
+    def end(item: Communication, mine: NodeType) -> int | None:
+        return None if not item.is_message else rank if item.type is mine else item.peer
+
+    table: tuple[tuple[str, ValueKind, Callable[[Communication], int | str | None]], ...] = (
+        ("comm_type", "int64", lambda item: item.collective),
+        ("comm_size", "int64", lambda item: item.size or None),
+        ("pg_name", "string", lambda item: str(group_number(item.group))),
+        ("pg_original_name", "string", lambda item: item.group.name),
+        ("pg_description", "string", lambda item: item.group.description),
+        ("comm_dtype", "string", lambda item: item.dtype),
+        ("comm_operator", "string", lambda item: item.api),
+        ("comm_in_split", "string", lambda item: item.in_split or None),
+        ("comm_out_split", "string", lambda item: item.out_split or None),
+        ("comm_sequence", "int64", lambda item: item.sequence if item.sequence >= 0 else None),
+        ("comm_async", "bool", lambda item: item.asynchronous),
+        ("comm_src", "int32", lambda item: end(item, NodeType.COMM_SEND)),
+        ("comm_dst", "int32", lambda item: end(item, NodeType.COMM_RECV)),
+        ("comm_tag", "int32", lambda item: item.tag if item.is_message else None),
+    )
+    for name, kind, value_of in table:
+        values: list[Any] = list(map(value_of, of_node))
         known = [value for value in values if value is not None]
         at = nodes[np.array([value is not None for value in values], dtype=bool)]
-        add(name, kind, at, np.array(known, dtype=np.int64))
-
-    add_known("comm_type", "int64", [item.collective for item in of_node])
-    add_known("comm_size", "int64", [item.size or None for item in of_node])
-    text = {
-        "pg_name": [str(group_number(item.group)) for item in of_node],
-        "pg_original_name": [item.group.name for item in of_node],
-        "pg_description": [item.group.description for item in of_node],
-        "comm_dtype": [item.dtype for item in of_node],
-        "comm_operator": [item.api for item in of_node],
-    }
-    for name, values in text.items():
-        add(name, "string", nodes, strings(values))
-    for name in ("in_split", "out_split"):
-        splits = [getattr(item, name) for item in of_node]
-        some = np.array([bool(split) for split in splits], dtype=bool)
-        add(f"comm_{name}", "string", nodes[some], strings([split for split in splits if split]))
-    add_known("comm_sequence", "int64", [item.sequence if item.sequence >= 0 else None for item in of_node])
-    add_known("comm_async", "bool", [item.asynchronous for item in of_node])
-    ends = [(rank, item.peer) if item.type is NodeType.COMM_SEND else (item.peer, rank) for item in of_node]
-    messages = [item.is_message for item in of_node]
-    for at, name in enumerate(("comm_src", "comm_dst")):
-        here = [end[at] if message else None for end, message in zip(ends, messages, strict=True)]
-        add_known(name, "int32", here)
-    add_known("comm_tag", "int32", [item.tag if item.is_message else None for item in of_node])
+        add(name, kind, at, strings(known) if kind == "string" else np.array(known, dtype=np.int64))
 
 
 # ---- attributes of operators, calls, kernels and memory ----
@@ -214,16 +199,15 @@ def _add_host(rank: LinkedRank, graph: Graph, host_row: np.ndarray, add: Add) ->
     rf_id = rank.device.rf_id
     rf_id = np.where(rf_id > 0, rf_id, rf_id.max(initial=0) + 1 + np.arange(len(rf_id)))
     own = {"rf_id": rf_id, "seq_id": rank.device.sequence}
-    for name in NUMERIC:
-        values = np.append(getattr(host, name), DEFAULTS[name])[host_row]  # row -1: the default
+    for name, missing in DEFAULTS.items():
+        values = np.append(getattr(host, name), missing)[host_row]
         if name in own and rank.device.recording is not None:
             recorded = own[name][operator]
             values = np.where((operator >= 0) & (recorded > 0), recorded, values)
         if name == "tid":  # nodes without an operator get that of their lane
             tids = np.zeros(len(graph.lanes), dtype=np.int64)
-            known = np.flatnonzero(host_row >= 0)
-            lanes, first = np.unique(graph.lane[known], return_index=True)
-            tids[lanes] = host.tid[host_row[known[first]]]
+            known = np.flatnonzero(host_row >= 0)[::-1]  # the first of each lane is assigned last
+            tids[graph.lane[known]] = values[known]
             values = np.where(host_row >= 0, values, tids[graph.lane])
         add(name, "int64", everywhere, values)
     own_row = np.where(graph.kind <= NodeKind.ANNOTATION, np.append(rank.host_row, -1)[graph.event], -1)

@@ -53,17 +53,16 @@ def find_runs(
     folders: list[tuple[Path, str]] = []  # of traces, and a pattern of their names
     for word in words:
         path, run = path_of(word), run_at(word)
+        is_et = path.is_file() or run.et_files() or run.first_et_file.is_file()
         if path.is_dir():
             files = sorted(path.glob("*.et"))
             names += dict.fromkeys(str((parse_et(file) or (file.with_suffix(""), 0))[0]) for file in files)
             folders += [] if files else [(path, "*")]
         elif path.is_file() and path.suffix != ".et":
             traces.append(path)
-        elif path.is_file() or run.et_files() or run.first_et_file.is_file():
-            names.append(word)
-        elif any(run.folder.glob(f"{glob.escape(run.name)}_*device.json*")):
+        elif not is_et and any(run.folder.glob(f"{glob.escape(run.name)}_*device.json*")):
             folders.append((run.folder, glob.escape(run.name)))
-        else:  # skeletons alone, or nothing of this name
+        else:  # of .et files or skeletons, or nothing of this name
             names.append(word)
     found: list[RankSet | TraceSet] = [*find_rank_sets(names, allow_missing, skeletons)]
     if folders or traces:

@@ -165,8 +165,8 @@ def options_text(options: PairOptions) -> str:
     with contextlib.suppress(OSError):  # the conversion reports the error
         kernels = zlib.crc32(files.read_bytes(path)) if (path := options.comm_kernels) else 0
     shape = {"step": options.step, "timestamps": options.timestamps, "comm_kernels": kernels}
-    manifest = zlib.crc32(repr(options.manifest.content).encode())
-    return json.dumps(shape | {"manifest": manifest}, separators=(",", ":"))
+    shape["manifest"] = zlib.crc32(repr(options.manifest.content).encode())
+    return json.dumps(shape, separators=(",", ":"))
 
 
 def _trace_bytes(pair: Pair) -> str:

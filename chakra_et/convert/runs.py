@@ -21,16 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et import files, jobs
+from chakra_et.convert import together
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
-from chakra_et.convert.together import (
-    check_ranks,
-    check_together,
-    finish_rank,
-    groups_of,
-    joint_times,
-    match_groups,
-)
 from chakra_et.errors import TraceError
 from chakra_et.et import record
 from chakra_et.et.columns import ExecutionTrace
@@ -195,20 +188,20 @@ def _check_and_add(result: SetResult, world: int, run: RunOptions) -> None:
     traces, scratch, good = result.traces, result.scratch, result.good
     # People publish a single rank's Kineto trace on purpose; several ranks without the others are a mistake.
     single = traces.partial and len(traces.pairs) + len(traces.incomplete) == 1
-    check_ranks(result, world, run.allow_missing_ranks or single)
+    together.check_ranks(result, world, run.allow_missing_ranks or single)
     if run.engine == "native" and good:
-        renamed = match_groups(result, world)
-        groups = groups_of(result)
+        renamed = together.match_groups(result, world)
+        groups = together.groups_of(result)
         files.write_json(scratch.groups_file, groups)
         if len(good) > 1:
-            check_together(result, groups)
-            times = joint_times(result.communication, groups)
+            together.check_together(result, groups)
+            times = together.joint_times(result.communication, groups)
             ranks = sorted({*times, *renamed})
             work = [
                 (scratch.et_file(rank), good[rank].report, times.get(rank), renamed.get(rank, {}))
                 for rank in ranks
             ]
-            with contextlib.closing(run.jobs(finish_rank, work, run.workers)) as outcomes:
+            with contextlib.closing(run.jobs(together.finish_rank, work, run.workers)) as outcomes:
                 for number, outcome in outcomes:
                     rank = ranks[number]
                     if isinstance(outcome, TraceError):  # its times are those of its own clock

@@ -129,7 +129,7 @@ def _filled(
         for kind, peer in ((NodeType.COMM_SEND, "comm_dst"), (NodeType.COMM_RECV, "comm_src")):
             chosen = zip(at.tolist(), calls, strict=True)
             peers = {row: call.peer for row, call in chosen if call.operation is kind}
-            made = with_integers(made, peer, peers) if peers else made
+            made = with_integers(made, peer, peers)
     made = without(made, _OF_ITS_OWN, np.ones(len(made), bool))
     gone = dict.fromkeys(("conversion_report", "process_groups", "measured_end_micros"))
     origin = (trace.metadata_int("trace_start_ns") or 0) + before * 1000

@@ -55,6 +55,15 @@ class CollectiveType(IntEnum):
     BARRIER = 9
 
 
+FOR_ALL = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+)
+"""Collectives that give every rank a result of all: none is done before all have begun, and all use it."""
+
+
 @functools.cache
 def item_bytes(dtype: str) -> int:
     """Bytes of one element; 0 for an unknown type."""

@@ -108,7 +108,7 @@ def _texts(tensors: TensorInfo) -> Iterator[Column]:
             _, first, index = np.unique(places, return_index=True, return_inverse=True)
             yield _Coded(_string_fields(number, cells.take(first)), index)
         else:
-            yield partial(_text_parts, number, cells)
+            yield partial(_filled_strings, number, cells)
 
 
 def _joined(columns: Iterator[Column]) -> Iterator[Column]:
@@ -195,17 +195,14 @@ def _tensor_parts(number: int, rows: np.ndarray, columns: list[Column], first: i
     return [(rows, head), *((rows if which is None else rows[which], part) for which, part in fields)]
 
 
-def _text_parts(number: int, texts: Cells, first: int, last: int) -> list[Part]:
-    return _filled_strings(number, texts.take(slice(first, last)))
-
-
 def _string_fields(number: int, strings: Sequence[bytes]) -> Cells:
     """One string field per string, without bytes if the string is empty."""
     return wire.assemble(len(strings), _filled_strings(number, _utf8_strings(strings)))
 
 
-def _filled_strings(number: int, cells: Cells) -> list[Part]:
+def _filled_strings(number: int, cells: Cells, first: int = 0, last: int | None = None) -> list[Part]:
     """The string fields of the rows whose string isn't empty."""
+    cells = cells.take(slice(first, last))
     filled = np.flatnonzero(cells.lengths)
     cells = cells.take(filled)
     head = wire.varints(cells.lengths, wire.tag(number, LENGTH))

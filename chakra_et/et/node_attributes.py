@@ -66,8 +66,8 @@ def kinds_of_edges(trace: ExecutionTrace) -> np.ndarray:
     return found
 
 
-def splits(trace: ExecutionTrace, name: str) -> tuple[list[list[int]], np.ndarray]:
-    """``texts`` of ``comm_in_split`` or ``comm_out_split`` as rows per member; [] for any other text."""
+def splits(trace: ExecutionTrace, name: str) -> dict[int, list[int]]:
+    """Node (its row) → ``comm_in_split`` or ``comm_out_split`` as rows per member; [] for any other text."""
     table, index = texts(trace, name)
     found = []
     for text in table:
@@ -77,7 +77,7 @@ def splits(trace: ExecutionTrace, name: str) -> tuple[list[list[int]], np.ndarra
             rows = None
         whole = isinstance(rows, list) and all(type(n) is int and n >= 0 for n in rows)
         found.append(rows if whole else [])
-    return found, index
+    return {row: found[index[row]] for row in np.flatnonzero(index >= 0).tolist()}
 
 
 def lanes(trace: ExecutionTrace) -> np.ndarray:

@@ -107,7 +107,6 @@ class New:
 
 
 _OF_OPERATORS = ("segment", "rf_id", "seq_id", "fw_parent", "fw_tid", "op_schema")
-_NOT_OF_COLLECTIVES = ("tid", "comm_sequence", *_OF_OPERATORS)
 
 
 def insert(trace: ExecutionTrace, removed: np.ndarray, new: Sequence[New]) -> ExecutionTrace:
@@ -155,10 +154,8 @@ def insert(trace: ExecutionTrace, removed: np.ndarray, new: Sequence[New]) -> Ex
 
 def _collectives(trace: ExecutionTrace, nodes: Mapping[int, New]) -> ExecutionTrace:
     """The trace whose nodes at these places are collectives."""
-    types = trace.types.copy()
-    types[list(nodes)] = NodeType.COMM_COLL
-    trace.types = types
-    trace = attributes.without(trace, _NOT_OF_COLLECTIVES, _rows(trace, nodes))
+    trace.types[list(nodes)] = NodeType.COMM_COLL
+    trace = attributes.without(trace, ("tid", *_OF_OPERATORS), _rows(trace, nodes))
     # The order of the nodes is now that of the calls.
     trace = attributes.without(trace, ["comm_sequence"], np.ones(len(trace), bool))
     for name, kind, values in (
@@ -167,7 +164,7 @@ def _collectives(trace: ExecutionTrace, nodes: Mapping[int, New]) -> ExecutionTr
         ("lane", "int64", {at: node.lane for at, node in nodes.items() if node.lane >= 0}),
         ("is_cpu_op", "bool", dict.fromkeys(nodes, 0)),
     ):
-        trace = attributes.with_integers(trace, name, values, kind) if values else trace
+        trace = attributes.with_integers(trace, name, values, kind)
     return trace
 
 

@@ -23,7 +23,7 @@ MANY_RANKS = 64
 """Of more ranks than these, joint questions read skeletons where all ranks have one."""
 Skeletons = Literal["auto", "on", "off"]
 Groups = dict[str, list[int]]
-_GROUP = re.compile(r"[1-9][0-9]{0,8}")
+GROUP_ID = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass
@@ -67,10 +67,6 @@ class RankSet:
         """``7 of 8 ranks have no file (1, 2, 3, 4, 5, …)``."""
         first = ", ".join(map(str, self.missing[:5])) + (", …" if len(self.missing) > 5 else "")
         return f"{len(self.missing)} of {self.world} ranks have no file ({first})"
-
-    def contents(self) -> list[tuple[Path, list[int]]]:
-        """The files that differ, each with its ranks: hard links share one."""
-        return record.contents(self.files.items())
 
 
 def find_rank_sets(
@@ -116,7 +112,7 @@ def read_set(name: str, allow_missing: bool = False) -> RankSet:
     if found.alone:
         raise TraceError(f"{name}: is one file: give the NAME of NAME.0.et, NAME.1.et, …")
     for group in found.groups:
-        if not _GROUP.fullmatch(group):
+        if not GROUP_ID.fullmatch(group):
             where = found.run.groups_file
             raise TraceError(f"{where}: group {group[:40]!r} isn't a positive number: convert again")
     path = found.run.manifest_file

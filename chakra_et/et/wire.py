@@ -145,13 +145,9 @@ def assemble(rows: int, parts: Sequence[Part]) -> Cells:
     buffer = np.empty(int(lengths.sum()), np.uint8)
     place = starts.copy()
     for which, cells in parts:
-        if which is None or len(which) == rows:
-            _copy(buffer, place, cells)
-            place += cells.lengths
-        else:
-            at = place[which]
-            _copy(buffer, at, cells)
-            place[which] = at + cells.lengths
+        chosen = slice(None) if which is None or len(which) == rows else which
+        _copy(buffer, place[chosen], cells)
+        place[chosen] += cells.lengths
     return Cells(buffer, starts, lengths)
 
 
@@ -216,10 +212,7 @@ class Fields:
 
     def where(self, number: int, *wires: int) -> Fields:
         """The fields with this number and one of these wire types."""
-        found = self.key == (number << 3 | wires[0])
-        for wire in wires[1:]:
-            found |= self.key == (number << 3 | wire)
-        return self.take(np.flatnonzero(found))
+        return self.take(np.flatnonzero(np.isin(self.key, [number << 3 | wire for wire in wires])))
 
 
 def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -> Fields:

@@ -21,7 +21,7 @@ import numpy as np
 
 from chakra_et.arrays import rows_by_value
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.columns import FOR_ALL, CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import in_phase, texts
 from chakra_et.et.sets import Groups
 from chakra_et.job.operators import inside
@@ -42,12 +42,6 @@ _AXIS = {word: axis for axis, words in WORDS.items() for word in words}
 
 # Data parallelism that communicates in the forward pass: gathered shards, statistics of batch normalization.
 _OF_DATA = re.compile(r"FSDP|FullySharded|SyncBatchNorm|zero.*param|DeepSpeedZero", re.IGNORECASE)
-_SHARES_WORK = (
-    CollectiveType.ALL_REDUCE,
-    CollectiveType.REDUCE_SCATTER,
-    CollectiveType.ALL_TO_ALL,
-    CollectiveType.ALL_GATHER,
-)
 # A few numbers, as a loss or a metric, are reduced in the forward pass under data parallelism too.
 _METRIC_BYTES = 64
 
@@ -81,7 +75,7 @@ def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, str]:
     for trace in traces:
         rows = np.flatnonzero((trace.types == NodeType.COMM_COLL) & in_phase(trace, b"forward"))
         kinds = trace.column("comm_type", -1)
-        rows = rows[np.isin(kinds[rows], _SHARES_WORK) & (trace.column("comm_size", 0)[rows] > _METRIC_BYTES)]
+        rows = rows[np.isin(kinds[rows], FOR_ALL) & (trace.column("comm_size", 0)[rows] > _METRIC_BYTES)]
         if not len(rows):
             continue
         (names, group), (described, about) = texts(trace, "pg_name"), texts(trace, "pg_description")

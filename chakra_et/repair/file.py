@@ -22,22 +22,14 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from chakra_et import files
 from chakra_et.errors import TraceError
-from chakra_et.files import (
-    atomic_file,
-    copy,
-    folder_lock,
-    is_remote,
-    link,
-    open_regular,
-    path_of,
-    remove_abandoned,
-)
 from chakra_et.redact import GONE, redacted_json
 from chakra_et.repair.format import Buffer, JsonDocument, Repair, RepairReport, value_end
 from chakra_et.repair.scan import Scanner
@@ -69,10 +61,10 @@ def repair_file(
 
     Raises ``TraceError`` for a file that cannot be repaired or written; nothing has changed then.
     """
-    path, output = path_of(path), output and path_of(output)
+    path, output = files.path_of(path), output and files.path_of(output)
     in_place = write and output is None
     try:
-        if is_remote(path) or is_remote(output or path):
+        if files.is_remote(path) or files.is_remote(output or path):
             return _repair_remote(path, write, output, max_bytes)
         target = Path(os.path.realpath(path))
         if in_place and path.is_symlink() and target.parent != Path(os.path.realpath(path.parent)):
@@ -80,8 +72,10 @@ def repair_file(
         if not stat.S_ISREG(os.stat(target).st_mode):
             raise TraceError(f"{path}: is not a file.")
         # A second repair of this file waits, and then reads the first one's result.
-        lock = folder_lock(target.parent, False, _wait) if in_place else contextlib.nullcontext()
-        with lock, open_regular(target) as file:
+        say = "waiting for another repair or conversion in this folder …"
+        wait = partial(print, say, file=sys.stderr, flush=True)
+        lock = files.folder_lock(target.parent, False, wait) if in_place else contextlib.nullcontext()
+        with lock, files.open_regular(target) as file:
             before = os.fstat(file.fileno())
             report = RepairReport(path)
             # A broken gzip stream comes first, as it causes the damage to the text.
@@ -104,7 +98,7 @@ def _repair_remote(path: Path, write: bool, output: Path | None, max_bytes: int)
     """``repair_file`` where a file is at a URL: on a copy, as reading goes back and forth."""
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder, path.name)
-        copy(path, local)
+        files.copy(path, local)
         try:
             report = repair_file(local, write=write, max_bytes=max_bytes)
         except TraceError as error:
@@ -113,7 +107,7 @@ def _repair_remote(path: Path, write: bool, output: Path | None, max_bytes: int)
         if report.changed and write:
             if output is None:
                 report.backup = _backup_of(path)
-            copy(local, output or path)
+            files.copy(local, output or path)
     return report
 
 
@@ -213,8 +207,8 @@ def _write(
     """Write ``document`` to ``output``, or else in place of ``target``, which was as ``before`` when it was
     opened as ``file``."""
     path, place = report.path, output or target
-    remove_abandoned(place.parent)
-    with atomic_file(place) as part:
+    files.remove_abandoned(place.parent)
+    with files.atomic_file(place) as part:
         shutil.copymode(target, part.name)
         with contextlib.suppress(OSError):  # only root may give files away
             os.chown(part.name, before.st_uid, before.st_gid)
@@ -254,11 +248,11 @@ def _write_document(stream: IO[bytes], data: Buffer, document: JsonDocument, rep
 
 def _marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) -> bytes:
     """``footer`` with the repairs of its document, after those of an earlier repair."""
-    try:
-        fields = msgspec.json.decode(b'{"_": [%b' % footer, type=dict[str, msgspec.Raw])
-        listed = recorded_repairs(msgspec.json.decode(fields[REPAIRS]))
-    except (msgspec.DecodeError, KeyError, RecursionError):
-        listed = {}
+    listed, found, without = dict[str, int](), _FIELD.search(footer), footer
+    end = value_end(footer.decode("latin-1"), found.end()) if found else None
+    if found and end is not None:
+        listed = recorded_repairs(msgspec.json.decode(footer[found.end() : end]))
+        without = footer[: found.start()] + footer[end:]
     # An object that is whole is not cut off, whatever else was in its file. A cut comes first, as it counts.
     own = [repair for repair in repairs if not (document.whole and repair.kind in CUT)]
     for repair in sorted(own, key=lambda repair: repair.kind not in CUT):
@@ -268,13 +262,9 @@ def _marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) ->
         listed[text] = listed.get(text, 0) + 1
     if not listed:
         return footer
-    found = _FIELD.search(footer)
-    value = value_end(footer.decode("latin-1"), found.end()) if found else None
-    if found and value is not None:
-        footer = footer[: found.start()] + footer[value:]
-    end = footer.rindex(b"}")
+    end = without.rindex(b"}")
     field = f',\n  "{REPAIRS}": {json.dumps(listed)}\n'
-    return footer[:end].rstrip() + field.encode() + footer[end:]
+    return without[:end].rstrip() + field.encode() + without[end:]
 
 
 def _verify(result: str, document: JsonDocument, path: Path, max_bytes: int) -> None:
@@ -294,12 +284,8 @@ def _backup_of(path: Path) -> Path:
     for number in itertools.count():
         backup = path.with_name(path.name + (f".backup.{number}" if number else ".backup"))
         if not backup.exists():
-            link(path, backup)
-        elif is_remote(path) or not backup.samefile(path):
+            files.link(path, backup)
+        elif files.is_remote(path) or not backup.samefile(path):
             continue
         break
     return backup
-
-
-def _wait() -> None:
-    print("waiting for another repair or conversion in this folder …", file=sys.stderr, flush=True)

@@ -101,10 +101,9 @@ class Scanner:
     # Outside of any object
 
     def _outside(self, at: int) -> None:
-        is_record = layout.RECORD_START[None].match(self.data, at) and not layout.OBJECT_START.match(
-            self.data, at
-        )
-        if self.data[at : at + 1] == b"{" and not is_record:
+        data = self.data
+        is_record = layout.RECORD_START[None].match(data, at) and not layout.OBJECT_START.match(data, at)
+        if data[at : at + 1] == b"{" and not is_record:
             self._object(at)
         else:
             self._garbage(at)
@@ -118,9 +117,7 @@ class Scanner:
             if certain or end or at + size >= len(data) or size > layout.MAX_RECORD_BYTES:
                 break
             size *= 2
-        inner = layout.OBJECT_START.search(
-            data, at + 1, opening.start() if opening else min(at + size, len(data))
-        )
+        inner = layout.OBJECT_START.search(data, at + 1, opening.start() if opening else at + size)
         if end is not None:
             kind = "trailing-garbage" if self.documents else "leading-garbage"
             self._note(kind, at, f"an object of {end} bytes without nodes or traceEvents")
@@ -190,12 +187,9 @@ class Scanner:
     def _headerless(self, kind: str, start: int, at: int) -> None:
         """Begin the document of an object with a damaged header; ``data[start:at]`` is what remains of it."""
         remains = self.data[max(start, at - STEP_BYTES) : at]
-        # Footer fields belong to the object before.
-        fields = {
-            name: value
-            for name, value in layout.salvage_fields(remains, kind).items()
-            if name not in layout.FOOTER_FIELDS
-        }
+        fields = layout.salvage_fields(remains, kind)
+        for name in layout.FOOTER_FIELDS:  # of the object before
+            fields.pop(name, None)
         names = ", ".join(fields) or "none"
         self._note("missing-header", at, f"the beginning of an object is missing; fields left: {names}")
         self._begin(at, kind, layout.bare_header(kind, fields), at, has_header=False)
@@ -322,10 +316,7 @@ class Scanner:
         length = layout.footer_end(self._text(at), 0) or 0
         whole = length > 0
         # With two arrays under one key, readers would see only the second.
-        again = whole and any(
-            found.group(1) == layout.ARRAY_KEY[kind]
-            for found in layout.ARRAY_OPEN.finditer(data, at, at + length)
-        )
+        again = any(_kind(found) == kind for found in layout.ARRAY_OPEN.finditer(data, at, at + length))
         if again or layout.RECORD_START[kind].match(data, layout.matched_end(layout.SEPARATOR, data, at + 1)):
             self._pos = at + 1
             self._drop("damaged", at, "a bracket that closes the array too early; taken out")
@@ -334,9 +325,8 @@ class Scanner:
             self._note("trailing-comma", at, "taken out")
         end = at + length
         if not whole:
-            starts = (
-                pattern.search(data, at + 1) for pattern in (layout.OBJECT_START, layout.RECORD_START[None])
-            )
+            places = layout.OBJECT_START, layout.RECORD_START[None]
+            starts = (place.search(data, at + 1) for place in places)
             end = min((start.start() for start in starts if start), default=len(data))
         document.footer, left = layout.mend_footer(data[at:end], kind)
         whole = whole or not left or end < len(data)

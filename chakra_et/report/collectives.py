@@ -109,10 +109,8 @@ def split_imbalance(run: ReportRun) -> str:
     """Which rank gets most rows in uneven all-to-alls, as of experts that get more tokens; "" without any."""
     got: dict[int, int] = {}
     for rank, trace in zip(run.ranks, run.traces, strict=True):
-        known, index = splits(trace, "comm_out_split")
-        if known:
-            rows = np.array([sum(each) for each in known])
-            got[rank] = int(rows[index[index >= 0]].sum())
+        if known := splits(trace, "comm_out_split"):
+            got[rank] = sum(map(sum, known.values()))
     if len(got) < 2 or not sum(got.values()):
         return ""
     most = max(got, key=lambda rank: got[rank])

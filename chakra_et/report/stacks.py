@@ -26,7 +26,7 @@ OUTSIDE = "outside of operators"
 _KINDS = {kineto.CPU_OP: "operator", kineto.ANNOTATION: "annotation"}
 _KINDS |= dict.fromkeys((kineto.RUNTIME, kineto.DRIVER), "runtime")
 _KIND_OF: dict[str | None, int] = {"python_function": NODE_KINDS.index("python")}
-for _name, _code in kineto.CODE_OF_CATEGORY.items():
+for _name, _code in kineto.CODES.items():
     if _code in _KINDS:
         _KIND_OF[_name] = NODE_KINDS.index(_KINDS[_code])
 

@@ -13,18 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.et.columns import FOR_ALL, CollectiveType, NodeType
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching
 
 # Collectives that end at the same time on all ranks. A broadcast's root or a reduce's leaf may end earlier.
-SYMMETRIC = (
-    CollectiveType.ALL_REDUCE,
-    CollectiveType.ALL_GATHER,
-    CollectiveType.REDUCE_SCATTER,
-    CollectiveType.ALL_TO_ALL,
-    CollectiveType.BARRIER,
-)
+SYMMETRIC = (*FOR_ALL, CollectiveType.BARRIER)
 # Ranks of one run synchronise in every step, so a larger skew means different runs.
 _LONGEST_SKEW_NS = 3600 * 10**9
 # A start skew of less is no news.

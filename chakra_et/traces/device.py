@@ -163,9 +163,7 @@ def load(path: str | Path, max_bytes: int = MAX_BYTES, operators: bool = False) 
     order = _order(sane, numbers, findings)
     place = np.full(len(sane), -1, dtype=np.int64)
     place[order] = np.arange(len(order))
-    inputs = None
-    if columns.inputs is not None:
-        inputs = tuple([column[row] for row in order.tolist()] for column in columns.inputs)
+    inputs = columns.inputs and tuple([column[row] for row in order.tolist()] for column in columns.inputs)
     properties = header.deviceProperties
     first = properties[0] if isinstance(properties, list) and properties else {}
     rows: dict[str, Any] = {
@@ -207,10 +205,8 @@ def _times(path: Path, numbers: dict[str, np.ndarray], findings: Findings) -> tu
         middle = np.partition(start_us[sane], int(sane.sum()) // 2)[int(sane.sum()) // 2]
         sane &= np.abs(start_us - middle) < MAX_SPAN
     findings.add("bad-time", int((~sane).sum()))
-    negative = sane & (length < 0)
-    if negative.any():
-        findings.add("negative-duration", int(negative.sum()))
-        length = np.where(negative, 0.0, length)
+    findings.add("negative-duration", int((sane & (length < 0)).sum()))
+    length = np.maximum(length, 0.0)
     if not (sane & (category != SYNC)).any():
         raise TraceError(f"{path}: has no operator, runtime call or kernel with a usable time stamp.")
     origin_us = float(np.floor(start_us[sane].min()))

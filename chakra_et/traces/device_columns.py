@@ -18,21 +18,13 @@ import numpy as np
 
 from chakra_et.arrays import coded_pairs
 from chakra_et.findings import Findings
-from chakra_et.traces.device_format import (
-    CODE_OF_CATEGORY,
-    KERNEL,
-    MEMORY,
-    MODULE,
-    NOT_A_NODE,
-    SYNC,
-    Args,
-    Event,
-)
-from chakra_et.traces.fields import Number, as_column, as_number, copies, each, indices, strided
+from chakra_et.traces.device_format import CODES, KERNEL, MEMORY, MODULE, NOT_A_NODE, SYNC, Args, Event
+from chakra_et.traces.fields import as_column, as_number, copies, each, indices, strided
 from chakra_et.traces.records import Taker
 
 _IDS = ("rf_id", "external_id", "correlation", "sequence", "forward_thread")
-_TEXTS = ("grid", "block", "dims", "types", "concrete", "strides")
+# Each raw text would keep a whole piece of the trace in memory.
+_NO_TEXTS = dict.fromkeys(("grid", "block", "dims", "types", "concrete", "strides"), msgspec.Raw(b""))
 _NO_ARGS = Args()
 # Names of c10::DeviceType. AMD's GPUs are "cuda" in PyTorch and "gpu" here, like NVIDIA's.
 DEVICE_TYPES = {0: "cpu", 1: "gpu", 6: "gpu", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia"}
@@ -65,7 +57,7 @@ class DeviceColumns(Taker):
         self.events_in += len(work)
         if len(work) < len(events):
             self._take_marks([event for event in events if event.ph != "X"])
-        codes = list(map(CODE_OF_CATEGORY.get, each("cat", work)))
+        codes = list(map(CODES.get, each("cat", work)))
         if None in codes:
             codes = [self._code(code, event) for code, event in zip(codes, work, strict=True)]
             self._leave_out([event for event, code in zip(work, codes, strict=True) if code is None])
@@ -133,11 +125,11 @@ class DeviceColumns(Taker):
             values, dims, types, strides = (copies(each(name, args)) for name in names)
             for target, texts in zip(self.inputs, (values, dims, types), strict=True):
                 target += texts
-            for row in strided(dims, strides):
-                sparse["strides"][self.rows + row] = strides[row].decode("utf-8", "replace")
+            sparse["strides"] |= strided(dims, strides, self.rows)
         waits = np.flatnonzero(category == SYNC).tolist()
         for name, found in (("waits", waits), ("communication", _communicating(args))):
-            sparse[name] |= {self.rows + row: _without_texts(args[row]) for row in found}
+            for row in found:
+                sparse[name][self.rows + row] = msgspec.structs.replace(args[row], **_NO_TEXTS)
         for name, column in columns.items():
             self.numbers.setdefault(name, []).append(column)
         self.rows += len(work)
@@ -146,15 +138,16 @@ class DeviceColumns(Taker):
         self, work: list[Event], args: list[Args], columns: dict[str, np.ndarray], gpu: np.ndarray
     ) -> None:
         """Fill the columns of the rows ``gpu``, whose events are ``work``."""
-        devices, streams = each("device", args), each("original_stream", args)
-        if None in devices:
-            devices = [_either(number, event.pid) for number, event in zip(devices, work, strict=True)]
-        for others in (each("stream", args), each("tid", work)):
-            if None in streams:
-                streams = list(map(_either, streams, others))
-        columns["device"][gpu], columns["stream"][gpu] = as_column(devices), as_column(streams)
-        columns["bytes"][gpu] = as_column(each("bytes", args))
-        columns["graph"][gpu] = as_column(each("graph_id", args))
+        for name, numbers, *others in (
+            ("device", each("device", args), each("pid", work)),
+            ("stream", each("original_stream", args), each("stream", args), each("tid", work)),
+            ("bytes", each("bytes", args)),
+            ("graph", each("graph_id", args)),
+        ):
+            for other in others:
+                if None in numbers:
+                    numbers = [b if a is None else a for a, b in zip(numbers, other, strict=True)]
+            columns[name][gpu] = as_column(numbers)
         recorded = list(zip(copies(each("grid", args)), copies(each("block", args)), strict=True))
         for texts in [texts for texts in dict.fromkeys(recorded) if texts not in self.shape_of]:
             grid, block = (msgspec.json.decode(text or b"null") for text in texts)
@@ -171,21 +164,10 @@ def _communicating(args: list[Args]) -> list[int]:
     return [row for row, values in enumerate(zip(*columns, strict=True)) if values.count(None) < len(columns)]
 
 
-def _without_texts(args: Args) -> Args:
-    """``args`` without its raw texts, each of which would keep a whole piece of the trace in memory."""
-    for name in _TEXTS:
-        setattr(args, name, msgspec.Raw(b""))
-    return args
-
-
 def _triple(value: Any) -> str:
     """A grid or block as ``x,y,z``, from a list or text."""
     numbers = value if isinstance(value, list) else str(value).strip("[]").split(",")
     return ",".join(str(number).strip()[:12] for number in numbers[:3])
-
-
-def _either(value: Number, otherwise: Number) -> Number:
-    return otherwise if value is None else value
 
 
 @dataclass(eq=False, repr=False)

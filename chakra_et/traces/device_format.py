@@ -23,10 +23,8 @@ _ALIASES = {
     "gpu_memcpy": "Memcpy",
     "gpu_memset": "Memset",
 }
-CODE_OF_CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
-CODE_OF_CATEGORY |= {
-    alias: CODE_OF_CATEGORY[name] for name, aliases in _ALIASES.items() for alias in aliases.split()
-}
+CODES = {name: code for code, name in enumerate(CATEGORIES)}
+CODES |= {alias: CODES[name] for name, aliases in _ALIASES.items() for alias in aliases.split()}
 # Category → the loss as which its events are counted (an id of ``findings.TABLE``), as they become no node.
 NOT_A_NODE = {
     "Trace": "profiler-span",

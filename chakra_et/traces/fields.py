@@ -73,9 +73,11 @@ def as_number(value: Number, missing: float = -1) -> float | int:
     return found
 
 
-def strided(shapes: list[bytes], strides: list[bytes]) -> list[int]:
-    """Which operators have a tensor that isn't contiguous, from the JSON texts of their arguments."""
-    return [row for row, is_one in enumerate(map(contiguous, shapes, strides)) if not is_one]
+def strided(shapes: list[bytes], strides: list[bytes], first: int) -> dict[int, str]:
+    """Row → strides, of the operators with a tensor that isn't contiguous; rows are numbered from ``first``
+    on. ``shapes``, ``strides``: of their arguments, JSON texts."""
+    alone = [at for at, is_one in enumerate(map(contiguous, shapes, strides)) if not is_one]
+    return {first + at: strides[at].decode("utf-8", "replace") for at in alone}
 
 
 @functools.lru_cache(maxsize=65536)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from chakra_et.redact import redacted_json
 from chakra_et.traces.fields import Number, add_repairs, as_column, copies, each, indices, strided
 from chakra_et.traces.records import MAX_BYTES, Taker, read_records
 
-NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
+# The numbers of a node, and what stands for one that isn't recorded.
 DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_tid": 0}
 # Attributes of record_param_comms that describe its collective, from PyTorch 2.2.
 COMMUNICATION = re.compile(
@@ -146,7 +145,6 @@ class _Columns(Taker):
         self.inputs: list[Cells] = []
         self.outputs: list[Cells] = []
         self.texts_known: dict[bytes, int] = {}
-        self.with_strings = bytearray()  # for each of them, whether it names a type of text
         self.communication: dict[int, dict[str, Any]] = {}
         self.strides: dict[int, str] = {}
         self.findings = Findings()
@@ -155,31 +153,31 @@ class _Columns(Taker):
     def take(self, nodes: list[Any]) -> None:
         if not nodes:
             return
-        flat = isinstance(nodes[0], FlatNode)
-        self.numbers["name"].append(indices(each("name", nodes), self.names))
-        if flat:
-            for column in NUMERIC:
-                self.numbers[column].append(as_column(each(column, nodes)))
-            schema = indices(each("op_schema", nodes), self.schemas)
+        if isinstance(nodes[0], FlatNode):
+            columns = {name: each(name, nodes) for name in (*DEFAULTS, "op_schema")}
             nodes_in = [Values(n.inputs, n.input_shapes, n.input_types) for n in nodes]
             nodes_out = [Values(n.outputs, n.output_shapes, n.output_types) for n in nodes]
         else:
-            schema = self._take_attrs(nodes)
+            columns = self._attrs(nodes)
             empty = Values()
             nodes_in = [node.inputs or empty for node in nodes]
             nodes_out = [node.outputs or empty for node in nodes]
         shapes = self._take_values("inputs", self.inputs, nodes_in)
-        self._take_strides(shapes, nodes_in)
+        # Schemas before 1.1.1 have none.
+        self.strides |= strided(shapes, copies(each("strides", nodes_in)), self.rows)
         self._take_values("outputs", self.outputs, nodes_out)
-        self.numbers["op_schema"].append(schema)
+        self.numbers["name"].append(indices(each("name", nodes), self.names))
+        self.numbers["op_schema"].append(indices(columns.pop("op_schema"), self.schemas))
+        for name, values in columns.items():
+            self.numbers[name].append(as_column(values))
         self.rows += len(nodes)
 
     def leave_out(self, record: bytes) -> None:
         self.findings.add("bad-node")
 
-    def _take_attrs(self, nodes: list[HostRecord]) -> np.ndarray:
-        """Split the attributes of the nodes into columns; returns the indices of their operator schemas."""
-        columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(nodes) for name in NUMERIC}
+    def _attrs(self, nodes: list[HostRecord]) -> dict[str, list[Any]]:
+        """The attributes of the nodes as columns, but for those of communication, which are kept."""
+        columns: dict[str, list[Any]] = {name: [missing] * len(nodes) for name, missing in DEFAULTS.items()}
         columns["op_schema"] = [""] * len(nodes)
         column_of = columns.get
         for at, attrs in enumerate(each("attrs", nodes)):
@@ -193,34 +191,20 @@ class _Columns(Taker):
                     self.communication.setdefault(self.rows + at, {})[name] = attr.value
                 else:
                     self.findings.add("unknown-attribute", detail=name)
-        op_schema = indices(columns.pop("op_schema"), self.schemas)
-        for number, values in columns.items():
-            self.numbers[number].append(as_column(values))
-        return op_schema
+        return columns
 
     def _take_values(self, side: str, values: list[Cells], sources: list[Values]) -> list[bytes]:
         """Collect one side's arguments; returns their shapes, as JSON texts."""
         shapes, types = (copies(each(name, sources)) for name in ("shapes", "types"))
-        codes = {
-            name: indices(column, self.texts_known, bytes)
-            for name, column in (("shapes", shapes), ("types", types))
-        }
-        self.with_strings += bytes(
-            b"String" in text for text in islice(self.texts_known, len(self.with_strings), None)
-        )
         texts = each("values", sources)
-        for at in np.flatnonzero(np.frombuffer(self.with_strings, bool)[codes["types"]]).tolist():
-            texts[at] = redacted_json(bytes(texts[at]))
+        with_strings = {kinds for kinds in set(types) if b"String" in kinds}
+        for at, kinds in enumerate(types):
+            if kinds in with_strings:
+                texts[at] = redacted_json(bytes(texts[at]))
         values.append(wire.byte_strings(texts))
-        for name, column in codes.items():
-            self.numbers[f"{side} {name}"].append(column)
+        for name, column in (("shapes", shapes), ("types", types)):
+            self.numbers[f"{side} {name}"].append(indices(column, self.texts_known, bytes))
         return shapes
-
-    def _take_strides(self, shapes: list[bytes], sources: list[Values]) -> None:
-        """Keep those of operators with a tensor that isn't contiguous. Schemas before 1.1.1 have none."""
-        strides = copies(each("strides", sources))
-        for at in strided(shapes, strides):
-            self.strides[self.rows + at] = strides[at].decode("utf-8", "replace")
 
 
 def load(path: str | Path, max_bytes: int = MAX_BYTES) -> HostTrace:

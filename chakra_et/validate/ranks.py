@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from chakra_et.arrays import rows_by_value
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.node_attributes import has, splits
 from chakra_et.validate.table import ALL_RANKS, UNEVEN, File, Finding
@@ -83,14 +84,12 @@ def _check_splits(
     files: Mapping[int, File], members: Mapping[int, np.ndarray], group: str
 ) -> Iterator[RankFinding]:
     """What a rank sends another one in an uneven all-to-all must be what that one expects."""
-    sent, got = (
-        {rank: _splits(files[rank], name, rows) for rank, rows in members.items()}
-        for name in ("comm_in_split", "comm_out_split")
-    )
-    for number in range(min(map(len, members.values()))):
+    names = "comm_in_split", "comm_out_split"
+    sent, got = ({rank: splits(files[rank].trace, name) for rank in members} for name in names)
+    for number, rows in enumerate(zip(*members.values(), strict=False) if any(sent.values()) else ()):
         for at, rank in enumerate(members):
             for to, other in enumerate(members):
-                mine, theirs = sent[rank][number], got[other][number]
+                mine, theirs = sent[rank].get(rows[at], []), got[other].get(rows[to], [])
                 if len(mine) == len(theirs) == len(members) and mine[to] != theirs[at]:
                     text = f"collective {number + 1} of {group} sends {mine[to]} rows to rank {other}, which "
                     text += f"expects {theirs[at]} in {files[other].name}"
@@ -98,18 +97,10 @@ def _check_splits(
                     return
 
 
-def _splits(file: File, name: str, rows: np.ndarray) -> list[list[int]]:
-    """The rows per member of each collective, [] where they aren't recorded."""
-    known, index = splits(file.trace, name)
-    return [known[at] if at >= 0 else [] for at in index[rows].tolist()]
-
-
 def _collectives(file: File) -> dict[int, np.ndarray]:
     """Group → the rows of its collectives in id order, in which simulators issue them."""
     rows = np.flatnonzero(file.of_type(NodeType.COMM_COLL) & (file.group_of >= 0))
-    rows = rows[np.lexsort((file.trace.ids[rows], file.group_of[rows]))]
-    groups, starts = np.unique(file.group_of[rows], return_index=True)
-    return dict(zip(groups.tolist(), np.split(rows, starts[1:]), strict=True)) if len(rows) else {}
+    return rows_by_value(file.group_of, rows[np.argsort(file.trace.ids[rows], kind="stable")])
 
 
 def _compare(

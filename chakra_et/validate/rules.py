@@ -9,7 +9,8 @@ import numpy as np
 from chakra_et.et.columns import CollectiveType, NodeType, Strings
 from chakra_et.et.edges import find_cycle, repeated
 from chakra_et.et.node_attributes import has, lanes, texts
-from chakra_et.validate.table import ALL_RANKS, INTEGER, SIMULATED, TEXT_GROUP, File, Finding, found
+from chakra_et.et.sets import GROUP_ID
+from chakra_et.validate.table import ALL_RANKS, SIMULATED, TEXT_GROUP, File, Finding, found
 
 # Attributes that the feeders read, and the kind of value that they expect.
 FEEDER_KINDS = {
@@ -143,7 +144,7 @@ def _group_names(file: File) -> Iterator[Finding]:
             yield Finding("comm-groups-missing", [], message)
         return
     for name, ranks in groups.items():
-        if not INTEGER.fullmatch(name) or len(set(ranks)) < len(ranks) or min(ranks, default=-1) < 0:
+        if not GROUP_ID.fullmatch(name) or len(set(ranks)) < len(ranks) or min(ranks, default=-1) < 0:
             message = (
                 f"group {name[:40]!r} in the comm-group file: use ids from 1 on and distinct ranks from 0 on"
             )

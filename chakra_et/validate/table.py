@@ -5,7 +5,6 @@ Source of the rules: the observed behaviour of mlc-chakra 1.0.0's feeder and of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.columns import FOR_ALL, CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.edges import Edges, edges_of
 from chakra_et.et.node_attributes import communicates, texts
+from chakra_et.et.sets import GROUP_ID
 
 # Rule → severity, with what a simulator makes of it.
 RULES = {
@@ -74,18 +74,11 @@ RULES = {
     "astra-order": "warning",  # ranks can wait for each other for ever: chakra-et astra puts them in order
 }
 
-# The collectives that ASTRA-sim simulates.
-SIMULATED = (
-    CollectiveType.ALL_REDUCE,
-    CollectiveType.ALL_GATHER,
-    CollectiveType.REDUCE_SCATTER,
-    CollectiveType.ALL_TO_ALL,
-)
+SIMULATED = FOR_ALL  # by ASTRA-sim
 # Collectives to which ranks may contribute different numbers of bytes.
 UNEVEN = (CollectiveType.ALL_GATHER, CollectiveType.GATHER, CollectiveType.SCATTER, CollectiveType.ALL_TO_ALL)
 LARGEST_MESSAGE = (1 << 31) - 1
 """Bytes of a message in ASTRA-sim, of which a collective has one for each member."""
-INTEGER = re.compile(r"[1-9][0-9]{0,8}")
 TEXT_GROUP, ALL_RANKS = -1, 0
 
 
@@ -142,7 +135,7 @@ class File:
         """int64[N]: the group of each node: ``ALL_RANKS``, a positive id, or ``TEXT_GROUP``."""
         table, index = texts(self.trace, "pg_name")
         numbers = [
-            int(text) if INTEGER.fullmatch(text) else ALL_RANKS if text in ("", "0") else TEXT_GROUP
+            int(text) if GROUP_ID.fullmatch(text) else ALL_RANKS if text in ("", "0") else TEXT_GROUP
             for text in table
         ]
         return np.array([*numbers, ALL_RANKS], np.int64)[index]

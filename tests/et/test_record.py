@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.convert import runs
+from chakra_et.convert import together
 from chakra_et.convert.inputs import find_run
 from chakra_et.convert.together import finish_rank
 from chakra_et.errors import TraceError
@@ -232,7 +232,7 @@ def test_a_rank_without_its_joint_times_is_not_committed(
     replayed with status 0."""
     for path in [] if older else [*run.parent.glob("*.et"), *run.parent.glob("*_conversion.json")]:
         path.unlink()
-    monkeypatch.setattr(runs, "finish_rank", _full)
+    monkeypatch.setattr(together, "finish_rank", _full)
     assert main(["convert", str(run.parent)]) == 1
     assert "tiny_2gpu.1.et: No space left on device" in capsys.readouterr().err
     assert Path(f"{run}.1.et").exists() == older
@@ -244,9 +244,9 @@ def test_a_rank_without_its_joint_times_is_not_committed(
 
 KILLED = """
 import os, signal, sys
-from chakra_et.convert import runs
+from chakra_et.convert import together
 from chakra_et.et import record
-place, real = sys.argv[2], {"joint": runs.joint_times, "begin": record.begin, "replace": os.replace}
+place, real = sys.argv[2], {"joint": together.joint_times, "begin": record.begin, "replace": os.replace}
 def die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 def second(source, target, calls=[]):
@@ -259,7 +259,7 @@ def after(*arguments):
     real["begin"](*arguments)
     die()
 if place == "joint":
-    runs.joint_times = die
+    together.joint_times = die
 elif place == "begin":
     record.begin = die
 elif place == "after":

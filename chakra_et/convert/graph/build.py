@@ -138,9 +138,8 @@ def _segments(rows: Rows) -> np.ndarray:
     segment = np.zeros(len(rows.event), dtype=np.int32)
     owned = np.flatnonzero(rows.event >= 0)
     order = owned[np.argsort(rows.event[owned], kind="stable")]
-    change = np.diff(rows.event[order], prepend=-1) != 0
-    begin = np.maximum.accumulate(np.where(change, np.arange(len(order)), 0))
-    segment[order] = np.arange(len(order)) - begin
+    event = rows.event[order]
+    segment[order] = np.arange(len(order)) - np.searchsorted(event, event)  # the first of the event
     return segment
 
 
@@ -185,11 +184,10 @@ def _all_edges(
     if not forward.all():
         found.add("backward-edge", int((~forward).sum()))
         source, target, kind = source[forward], target[forward], kind[forward]
-    order = np.lexsort((kind, source, target))
-    source, target, kind = source[order], target[order], kind[order]
-    new = np.ones(len(source), dtype=bool)
-    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
-    return source[new], target[new], kind[new]
+    place = target.astype(np.int64) * len(rows.lane) + source
+    order = np.lexsort((kind, place))
+    order = order[np.diff(place[order], prepend=-1) > 0]
+    return source[order], target[order], kind[order]
 
 
 # ---- overhead: time between a node and its dependencies that nothing in the trace accounts for ----
@@ -223,13 +221,10 @@ def _fill_overhead(
     at = place[known] - is_late[known]
     latency[at], between = _latency_and_gap(rows.start[known], launched[known], others[known])
     gap[at[is_late[known]]] = between[is_late[known]]
-    kernels = further[:0]
-    if len(further):
-        own = np.flatnonzero((rows.item >= 0) & ~is_further)
-        row_of = dict(zip(rows.event[own].tolist(), own.tolist(), strict=True))
-        kernels = np.array([row_of[event] for event in rows.event[further].tolist()])
-        further, kernels = further[is_late[kernels]], kernels[is_late[kernels]]
-
+    own = np.flatnonzero((rows.item >= 0) & ~is_further)
+    row_of = dict(zip(rows.event[own].tolist(), own.tolist(), strict=True))
+    kernels = np.array([row_of[event] for event in rows.event[further].tolist()], np.int64)
+    further, kernels = further[is_late[kernels]], kernels[is_late[kernels]]
     begins = ready[late]
     del launched, others, ready
     rows.rearrange(index)

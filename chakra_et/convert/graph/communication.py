@@ -153,12 +153,9 @@ def communication_names(names: list[str], added: str = "") -> dict[int, Pattern]
     file ``added``. Raises ``TraceError`` for a pattern that never ends."""
     patterns = _patterns(Path(added)) if added else ()
     patterns += _patterns(TABLE) if any(names) else ()
-    found = {}
     slow = TraceError(f"{added}: a pattern takes too long to match: give simpler ones.")
+    # Template arguments contain other names and can be thousands of characters long.
+    matches = (next((row for row in patterns if row.pattern.search(name[:200])), None) for name in names)
     with time_limit(10 + len(names) / 1000, slow):
-        for code, name in enumerate(names):
-            # Template arguments contain other names and can be thousands of characters long.
-            match = next((row for row in patterns if row.pattern.search(name[:200])), None)
-            if match:
-                found[code] = match
+        found = {code: row for code, row in enumerate(matches) if row}
     return found

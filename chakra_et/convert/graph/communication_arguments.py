@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from chakra_et.arrays import rows_by_value
 from chakra_et.convert.graph.communication import Operation, operation_named
 from chakra_et.convert.graph.timeline import named
 from chakra_et.cost.operator_work import shaped_tensors
@@ -104,7 +105,7 @@ class Around:
     operators that start communication, by time; ``marks``: see the function."""
 
     def __init__(self, host: HostTrace, device: DeviceTrace, linked: np.ndarray, parent: np.ndarray) -> None:
-        self.host, self.device, self.linked, self._parent = host, device, linked, parent
+        self.host, self.device, self.linked, self._parent = host, device, np.append(linked, -1), parent
         self.launchers, self.marks = launchers(device), marks(device)
 
     def chain(self, row: int) -> list[int]:
@@ -124,19 +125,15 @@ class Around:
         win, and the former."""
         found = Facts()
         for row in rows:
-            args, host_row = self.device.communication.get(row), self._host_row(row)
-            if args is not None:
+            if (args := self.device.communication.get(row)) is not None:
                 found = found.over(_facts(getattr(args, name) for name in _IN_DEVICE))
-            if attributes := self.host.communication.get(host_row) if host_row >= 0 else None:
+            if attributes := self.host.communication.get(int(self.linked[row])):
                 found = found.over(_facts(map(attributes.get, _IN_HOST)))
         return found
 
-    def _host_row(self, row: int) -> int:
-        return int(self.linked[row]) if row >= 0 else -1
-
     def _text(self, row: int, which: int) -> bytes:
         """The operator's values (0), shapes (1) or types (2), as JSON."""
-        host_row = self._host_row(row)
+        host_row = int(self.linked[row])
         return self.host.inputs[which][host_row] if host_row >= 0 else b"[]"
 
     def values(self, row: int) -> list[Any]:
@@ -268,13 +265,10 @@ class Pending:
     """
 
     def __init__(self, around: Around) -> None:
-        self._around = around
+        self._around, device = around, around.device
         self._recorded: dict[int, int] = {}
-        device = around.device
-        self._waiting: dict[int, list[int]] = {}
-        for row in around.launchers.tolist():
-            if around.name(row).startswith("c10d::"):
-                self._waiting.setdefault(int(device.thread[row]), []).append(row)
+        of_c10d = named(device, lambda name: name.startswith("c10d::"))[around.launchers]
+        self._waiting = rows_by_value(device.thread, around.launchers[of_c10d])
         records = named(device, lambda name: name == "record_param_comms")
         for row in np.flatnonzero(records).tolist() if self._waiting else ():
             for outer in around.chain(row):
@@ -289,9 +283,9 @@ class Pending:
             return []
         device = self._around.device
         thread = int(device.thread[call])
-        waiting = self._waiting.get(thread, [])
-        before = [row for row in waiting if device.start[row] <= device.start[call]]
-        self._waiting[thread] = waiting[len(before) :]
+        waiting = self._waiting.get(thread, self._around.launchers[:0])
+        until = np.searchsorted(device.start[waiting], device.start[call], side="right")
+        before, self._waiting[thread] = waiting[:until].tolist(), waiting[until:]
         return [row for row in before if row in chain][-1:] or before
 
     def facts(self, row: int) -> Facts:

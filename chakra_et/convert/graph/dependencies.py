@@ -22,7 +22,7 @@ from chakra_et.convert.graph.launches import (
     blocking_calls,
     is_call,
 )
-from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.convert.graph.linked import LONG_NS, LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
 from chakra_et.convert.graph.timeline import POLLING, Lane, Timeline, named
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP, MEMCPY, MEMSET, RUNTIME
@@ -33,8 +33,6 @@ LEAST_QUEUE, QUEUE_SPREAD = 64, 0.05
 # A launch that takes as many times as long as the quickest quarter was blocked, or loaded its module. In a
 # step that the device bounds most may be blocked, but no host takes longer than this for one that isn't.
 BLOCKED, QUICK_NS = 3, 8_000
-# A shorter gap of the host needs no cause.
-LONG_NS = 50_000
 # A host that spins goes on within this time after the work has ended, and within this part of the gap.
 PROMPT_NS, PROMPT = 10_000, 0.02
 LEAST_QUERIES = 3

@@ -48,8 +48,7 @@ class Groups:
                 found[group.name] = group
         self.by_name = self.declared | {n: g for n, g in found.items() if n and n not in self.declared}
         self.default = self.by_name.get("0") or next(iter(self.by_name.values()), Group("0"))
-        by_launcher = {launch: self._named_by(launch) for launch in around.launchers.tolist()}
-        self.of_launcher = {launch: group for launch, group in by_launcher.items() if group is not None}
+        self.of_launcher = {at: of for at in around.launchers.tolist() if (of := self._named_by(at))}
         self.are_listed = bool(manifest or device.distributed.get("pg_config") or host.groups)
         streams = zip(device.device[kernels].tolist(), device.stream[kernels].tolist(), strict=True)
         self.streams = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}

@@ -192,11 +192,7 @@ def _on_gpu(
         if isinstance(what, CollectiveType):
             if what is CollectiveType.BARRIER:
                 size = max(size, 1) if is_nccl else 1
-            flag = _async_flag(around.values(launch))
-            item = replace(item, collective=what, asynchronous=flag, size=size)
-            if what is CollectiveType.ALL_TO_ALL:
-                sent, got = around.splits(launch, facts)
-                item = replace(item, in_split=sent, out_split=got)
+            item = _collective(around, replace(item, size=size), what, facts)
         elif what is not None:
             peer = facts.target if what is NodeType.COMM_SEND else facts.source
             if peer is None:
@@ -253,10 +249,13 @@ def _tensors(
     return storages, size, dtype
 
 
-def _async_flag(values: list[Any]) -> bool | None:
-    """``async_op`` of a c10d operator, its only boolean argument; None if this version has none."""
-    flags = [value for value in values if isinstance(value, bool)]
-    return flags[-1] if flags else None
+def _collective(around: Around, item: Communication, what: CollectiveType, facts: Facts) -> Communication:
+    """``item`` as this collective, with what its launcher tells: ``async_op`` is a c10d operator's only
+    boolean argument, which some versions lack."""
+    flags = [value for value in around.values(item.launch) if isinstance(value, bool)]
+    sent, got = around.splits(item.launch, facts) if what is CollectiveType.ALL_TO_ALL else ("", "")
+    flag = flags[-1] if flags else None
+    return replace(item, collective=what, asynchronous=flag, in_split=sent, out_split=got)
 
 
 def _fill_from_period(items: list[Communication], device: DeviceTrace, findings: Findings) -> None:
@@ -319,7 +318,6 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
     # The host trace lacks what had not ended when its recording stopped, and what other steps do.
     given, (_, marked) = own or around.given(launch), around.marks.get(launch, ("", 0))
     size = (marked if not own else 0) or sum(each for each, _ in given)
-    values = around.values(launch)
     item = Communication(
         event=row,
         launch=launch,
@@ -332,7 +330,6 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
         storages=frozenset(storage for _, storage in (*own, *arguments) if storage >= 0),
     )
     if isinstance(what, CollectiveType):
-        sent, got = around.splits(launch, Facts()) if what is CollectiveType.ALL_TO_ALL else ("", "")
-        return replace(item, collective=what, asynchronous=_async_flag(values), in_split=sent, out_split=got)
-    peer, tag = message_ends(values)
+        return _collective(around, item, what, Facts())
+    peer, tag = message_ends(around.values(launch))
     return replace(item, type=what, peer=group.global_rank(peer), tag=tag)

@@ -11,8 +11,8 @@ from enum import IntEnum
 import numpy as np
 
 from chakra_et.arrays import coded_pairs, rows_by_value
-from chakra_et.convert.graph.link import places_of
-from chakra_et.convert.graph.timeline import Timeline, on_device
+from chakra_et.convert.graph.timeline import Timeline, named, on_device
+from chakra_et.et.edges import rows_of
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import DRIVER, MEMCPY, RUNTIME
 from chakra_et.traces.fields import as_number
@@ -35,10 +35,10 @@ def launch_calls(device: DeviceTrace) -> np.ndarray:
     ):
         missing = gpu[(calls[gpu] < 0) & (id_of[gpu] > 0)]
         rows = np.flatnonzero(candidates & (id_of > 0))
-        # A runtime call encloses the driver call with the same id and sorts before it.
-        rows = rows[np.lexsort((device.category[rows], id_of[rows]))]
-        found, at = places_of(id_of[missing], id_of[rows])
-        calls[missing[found]] = rows[at]
+        # A runtime call encloses the driver call with the same id, and counts.
+        rows = rows[np.argsort(device.category[rows], kind="stable")][::-1]
+        at = rows_of(id_of[rows].astype(np.uint64), id_of[missing].astype(np.uint64))
+        calls[missing] = np.append(rows, -1)[at]
     return calls
 
 
@@ -74,11 +74,10 @@ class Launches:
             previous = int(time[self.before[row]]) if self.before[row] >= 0 else BEFORE_RECORDING
             time[row] = min(max(int(start[at]), previous), int(start[row]))
 
-        self.streams: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         streams, index = coded_pairs(device.device[gpu], device.stream[gpu])
         order = np.lexsort((device.start[gpu], time[gpu]))
-        for number, rows in rows_by_value(index, order).items():
-            self.streams[streams[number]] = (time[gpu[rows]], gpu[rows])
+        by_stream = rows_by_value(index, order)
+        self.streams = {streams[number]: (time[gpu[rows]], gpu[rows]) for number, rows in by_stream.items()}
         self.by_end = gpu[np.argsort(timeline.end[gpu], kind="stable")]
         self.ends = timeline.end[self.by_end]
         known = known[np.argsort(time[known], kind="stable")]
@@ -153,13 +152,11 @@ def scope_of(name: str) -> Scope | None:
 
 def blocking_calls(device: DeviceTrace) -> Iterator[BlockingCall]:
     """The calls that wait for the device, with what their cuda_sync records tell; copies aside."""
-    scopes = [scope_of(name) for name in device.names]
-    waits = np.array([scope is not None for scope in scopes], dtype=bool)[device.name]
-    rows = np.flatnonzero(waits & is_call(device))
+    rows = np.flatnonzero(named(device, lambda name: scope_of(name) is not None) & is_call(device))
     call_of = call_by_correlation(device) if len(rows) else {}
     known = {int(device.correlation[row]): (row, args) for row, args in device.waits.items()}
     for row in rows.tolist():
-        scope = scopes[device.name[row]]
+        scope = scope_of(device.names[device.name[row]])
         assert scope is not None
         record, args = known.get(int(device.correlation[row]), (-1, None))
         if args is None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from chakra_et.arrays import rows_by_value
 from chakra_et.errors import TraceError
+from chakra_et.et.edges import rows_of
 from chakra_et.findings import Findings
 from chakra_et.names import renamed
 from chakra_et.traces.device import STEP, DeviceTrace, steps
@@ -44,8 +45,9 @@ def link(host: HostTrace, device: DeviceTrace) -> np.ndarray:
     host_rows = np.flatnonzero(expected)
     order = host_rows[np.argsort(host.rf_id[host_rows], kind="stable")]
     if len(rows):
-        found, at = places_of(device.rf_id[rows], host.rf_id[order])
-        host_row[rows[found]] = order[at]
+        last_first = order[::-1]  # of nodes with one id the first counts
+        at = rows_of(host.rf_id[last_first].astype(np.uint64), device.rf_id[rows].astype(np.uint64))
+        host_row[rows] = np.append(last_first, -1)[at]
     else:
         # Pair each host thread with the device thread that has most names in common, then align in order.
         left = [
@@ -67,14 +69,6 @@ def link(host: HostTrace, device: DeviceTrace) -> np.ndarray:
 def operators_and_annotations(device: DeviceTrace) -> np.ndarray:
     """bool[rows]: whether each event is an operator or an annotation."""
     return (device.category == CPU_OP) | (device.category == ANNOTATION)
-
-
-def places_of(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(bool[values]: whether each is among ``known``, ascending; the first place there of those that are)."""
-    at = np.searchsorted(known, values)
-    found = at < len(known)
-    found[found] = known[at[found]] == values[found]
-    return found, at[found]
 
 
 def _operators(host: HostTrace) -> np.ndarray:

@@ -16,14 +16,7 @@ from chakra_et.convert.graph.communication import Communications
 from chakra_et.convert.graph.communication_arguments import GROUP_MARK, marks, started_by
 from chakra_et.convert.graph.groups import gloo_threads
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
-from chakra_et.convert.graph.launches import (
-    QUERY,
-    Clock,
-    is_call,
-    launch_calls,
-    on_host_clock,
-    selected,
-)
+from chakra_et.convert.graph.launches import QUERY, Clock, is_call, launch_calls, on_host_clock, selected
 from chakra_et.convert.graph.link import aligned, check, link, operators_and_annotations, rate_of
 from chakra_et.convert.graph.timeline import Timeline, named, on_device
 from chakra_et.errors import TraceError
@@ -42,9 +35,9 @@ SYNCHRONIZES = re.compile(r"synchronize(_\w+)?$", re.IGNORECASE)
 CUDA_TENSOR = re.compile(rb'"(cuda|hip|xpu):\d+"')
 # The part of launches that may have no kernel, as launches at the end of a recording lose theirs.
 TOLERATED = 0.02
-# No idle device takes as long from a launch to the start of its work; a shorter wait needs no cause.
+# No idle device takes as long from a launch to the start of its work.
 LONGEST_LAUNCH_NS = 1_000_000
-LONG_NS = 50_000
+LONG_NS = 50_000  # a shorter wait or gap of the host needs no cause
 WORK_BEFORE = "work before the recording"
 """The name of what a device was busy with when the recording began."""
 ALWAYS = np.iinfo(np.int64)

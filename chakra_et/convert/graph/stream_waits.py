@@ -203,9 +203,7 @@ def _first_before(rank: LinkedRank, rows: Iterable[int], target: int) -> int:
 
 def _stream_edge(rank: LinkedRank, source: int, target: int, found: Dependencies) -> None:
     time = rank.timeline
-    if source == target:
-        return
-    if time.end[source] > time.start[target]:
-        found.findings.add("stream-wait-contradicted")
-        return
-    found.connect(EdgeKind.SYNCHRONISATION, time, source, target)
+    contradicted = source != target and time.end[source] > time.start[target]
+    found.findings.add("stream-wait-contradicted", contradicted)
+    if source != target and not contradicted:
+        found.connect(EdgeKind.SYNCHRONISATION, time, source, target)

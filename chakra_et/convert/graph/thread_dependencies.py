@@ -12,7 +12,7 @@ from chakra_et.convert.graph.communication import Communication
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
 from chakra_et.convert.graph.timeline import Lane, Timeline, named
-from chakra_et.et.columns import CollectiveType
+from chakra_et.et.columns import FOR_ALL
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import ANNOTATION, KERNEL, RUNTIME
 from chakra_et.traces.host import tensors
@@ -25,11 +25,6 @@ LATE_NS = 5_000_000
 LATE_FACTOR = 20
 WAIT_OPERATOR = re.compile(r"(^|::|\.)wait(_tensor)?$")
 """Operators that only wait, however late the thread resumes."""
-
-# Of other collectives a rank may wait and not use the data.
-_RESULT_FOR_ALL = [
-    CollectiveType[name] for name in ("ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL")
-]
 
 
 def find(rank: LinkedRank, found: Dependencies) -> None:
@@ -165,7 +160,8 @@ class _Caller:
         gloo's worker may take the core of the thread in the middle of a backward pass, which then seems to
         wait until the worker is done.
         """
-        if item.launch < 0 or item.collective not in _RESULT_FOR_ALL:
+        # Of other collectives a rank may wait and not use the data.
+        if item.launch < 0 or item.collective not in FOR_ALL:
             return False
         used, calls = self.uses(item, moment), self.calls[item.group.name]
         at = bisect_left(calls, moment)

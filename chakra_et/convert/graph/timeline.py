@@ -101,20 +101,18 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     # Threads that only ask the device whether work has finished, such as NCCL's watchdog: between polls they
     # sleep, so their time is no work of the rank.
     polls, asks = named(device, POLLING.fullmatch), named(device, lambda name: "Query" in name)
-    polling = np.zeros(len(device), dtype=bool)
-    of_thread = rows_by_value(device.thread, np.flatnonzero(on_cpu))
+    of_thread, threads = rows_by_value(device.thread, np.flatnonzero(on_cpu)), list[int]()
     for thread, rows in of_thread.items():
         is_watchdog = WATCHDOG.search(device.thread_names.get(device.threads[thread], ""))
         if is_watchdog or (polls[rows].all() and asks[rows].any()):
-            polling[rows] = True
-    findings.add("polling-call", int(polling.sum()))
-    on_cpu &= ~polling
+            findings.add("polling-call", len(rows))
+        else:
+            threads.append(thread)
     begin = int(start[device.category != SYNC].min()) if len(start) else 0
     known_steps = steps(device)
     parts = [np.zeros((4, 0), dtype=np.int64)]
     # The main thread first, then in the order of their first events.
-    used, first = np.unique(device.thread[on_cpu], return_index=True)
-    threads: list[int] = used[np.argsort(first, kind="stable")].tolist()
+    threads.sort(key=lambda thread: of_thread[thread][0])
     if threads:
         busy = np.bincount(device.thread[on_cpu], (device.end - start)[on_cpu])
         main = int(device.thread[known_steps[0][1]] if known_steps else max(threads, key=lambda t: busy[t]))
