@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from chakra_et.astra import bundle_texts, network_dimensions
-from chakra_et.astra.bundle_texts import Backend
-from chakra_et.astra.packet_backends import write_backend
 from chakra_et.astra.prepare import Keep, Ranks, larger_sizes, prepared, trimmed, with_dependencies
 from chakra_et.cost.topology import Topology
 from chakra_et.cost.topology_text import read_topology
@@ -44,7 +42,7 @@ PLANNED_PERCENT = 3.0
 """How far a planned set's bundle on the plan's network may be from the planned step."""
 
 
-def write_bundle(ranks: Ranks, network: str, folder: Path, keep: Keep, backend: Backend) -> list[str]:
+def write_bundle(ranks: Ranks, network: str, folder: Path, keep: Keep) -> list[str]:
     """Write the bundle as ``folder`` and return its notes, one sentence each.
 
     ``network``: the text that names a topology. Nothing is written where that doesn't fit, a file can't be
@@ -61,7 +59,6 @@ def write_bundle(ranks: Ranks, network: str, folder: Path, keep: Keep, backend: 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(folder) as scratch:
         notes = _fill(scratch, ranks, topology, keep)
-        notes += write_backend(scratch, name, backend, topology)
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(scratch, folder)
@@ -94,7 +91,7 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     write_text(scratch / "network.yml", bundle_texts.network_yml(simulated))
     write_json(scratch / "system.json", bundle_texts.system_json(simulated, all_modelled))
     write_json(scratch / "memory.json", bundle_texts.MEMORY)
-    bundle_texts.write_script(scratch, name, count, "analytical")
+    bundle_texts.write_script(scratch, name, count)
     protocol = {
         "sends": "rendezvous",
         "handshake_bytes": network_dimensions.HANDSHAKE_BYTES,

@@ -6,15 +6,13 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from chakra_et.astra.network_dimensions import HANDSHAKE_BYTES, handshake
 from chakra_et.cost.networks import REDUCTION_PASSES
 from chakra_et.cost.topology import Topology
 from chakra_et.cost.units import GIB
 from chakra_et.files import write_text
-
-Backend = Literal["analytical", "ns3", "htsim"]
 
 DATASET_SPLITS = 1
 """Chunks of a collective: with one, no all-gather is too small, and the dimensions of a collective follow
@@ -67,7 +65,7 @@ MEMORY = {"memory-type": "NO_MEMORY_EXPANSION"}
 _RUN = """\
 #!/usr/bin/env bash
 # Run the simulation and count the ranks that finished: ASTRA-sim's exit status does not show it.
-#   ./@SCRIPT@.sh [@BINARY@]     or ASTRA_SIM=/path/to/the/binary ./@SCRIPT@.sh
+#   ./run.sh [@BINARY@]     or ASTRA_SIM=/path/to/the/binary ./run.sh
 set -u
 binary=${1:-${ASTRA_SIM:-@BINARY@}}
 if ! binary=$(command -v "$binary"); then
@@ -81,38 +79,23 @@ cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")" || exit 2
   --comm-group-configuration=./@NAME@_comm_groups.json \\
   --system-configuration=./system.json \\
   --remote-memory-configuration=./memory.json \\
-  @FLAGS@ \\
-  >@LOG@.log 2>&1
+  --network-configuration=./network.yml \\
+  --num-queues-per-dim=1 \\
+  --comm-scale=1 \\
+  --injection-scale=1 \\
+  --rendezvous-protocol=true \\
+  >astra.log 2>&1
 status=$?
-finished=$(grep -Eo 'sys\\[[0-9]+\\] finished' @LOG@.log | sort -u | wc -l)
-echo "$finished of @RANKS@ ranks finished (ASTRA-sim's exit status: $status); the log is @LOG@.log"
+finished=$(grep -Eo 'sys\\[[0-9]+\\] finished' astra.log | sort -u | wc -l)
+echo "$finished of @RANKS@ ranks finished (ASTRA-sim's exit status: $status); the log is astra.log"
 [ "$finished" -eq @RANKS@ ]
 """
-# Backend → its program and flags.
-_SIMULATORS: dict[Backend, tuple[str, str]] = {
-    "analytical": (
-        "AstraSim_Analytical_Congestion_Unaware",
-        "--network-configuration=./network.yml --num-queues-per-dim=1 --comm-scale=1 --injection-scale=1 "
-        "--rendezvous-protocol=true",
-    ),
-    "ns3": (
-        "ns3.42-AstraSimNetwork-default",
-        "--network-configuration=./ns3.txt --logical-topology-configuration=./logical.json",
-    ),
-    "htsim": (
-        "AstraSim_HTSim",
-        "--network-configuration=./network.yml --rendezvous-protocol=true --htsim_opts -topo ./fat_tree.topo",
-    ),
-}
 
 
-def write_script(folder: Path, name: str, ranks: int, backend: Backend) -> None:
-    """Write ``run.sh``, or for the other backends ``run_ns3.sh`` and ``run_htsim.sh``."""
-    binary, flags = _SIMULATORS[backend]
-    ending = "" if backend == "analytical" else f"_{backend}"
-    words = {"NAME": name, "RANKS": str(ranks), "SCRIPT": f"run{ending}", "LOG": f"astra{ending}"}
-    words |= {"BINARY": binary, "FLAGS": flags.replace(" ", " \\\n  ")}
-    path = folder / f"run{ending}.sh"
+def write_script(folder: Path, name: str, ranks: int) -> None:
+    """Write ``run.sh``."""
+    words = {"NAME": name, "RANKS": str(ranks), "BINARY": "AstraSim_Analytical_Congestion_Unaware"}
+    path = folder / "run.sh"
     write_text(path, re.sub(r"@(\w+)@", lambda found: words[found[1]], _RUN))
     path.chmod(0o755)
 

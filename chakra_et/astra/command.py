@@ -15,7 +15,6 @@ from typing import Any
 
 from chakra_et import text
 from chakra_et.astra.bundle import write_bundle
-from chakra_et.astra.bundle_texts import Backend
 from chakra_et.astra.prepare import Keep, Ranks, ranks_of
 from chakra_et.cli import allow_missing_ranks, option, parse, run_names
 from chakra_et.errors import TraceError, reason
@@ -33,7 +32,6 @@ class AstraConfig:
     name: str = run_names("with --check, the folder for ASTRA-sim; else the run", "a folder", default="")
     output: str = option("the folder to write", "", short="-o")
     topology: str = option("'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', or a .json file", "")
-    backend: Backend = option("also write files for a packet simulator", "analytical")
     gpu_only: bool = option("keep device work and communication only", False)
     comm_only: bool = option("keep communication only", False)
     trim: bool = option("leave missing ranks out: the others become ranks 0, 1, …", False)
@@ -80,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             ranks = ranks_of(found, config.trim)
         keep: Keep = "gpu" if config.gpu_only else "comm" if config.comm_only else "all"
-        for note in [*found.notes, *write_bundle(ranks, config.topology, folder, keep, config.backend)]:
+        for note in [*found.notes, *write_bundle(ranks, config.topology, folder, keep)]:
             print(f"note: {note}")
     print(f"{folder}: {len(ranks.set.files)} ranks; run {folder / 'run.sh'} with the path of ASTRA-sim")
     return 0
