@@ -49,8 +49,9 @@ def test_splits_reach_the_files_and_agree(run: Path) -> None:
     found = {}
     for rank in (0, 1):
         trace = et_file.read(f"{run}.{rank}.et")
-        found[rank] = [splits(trace, f"comm_{side}_split")[0] for side in ("in", "out")]
-    assert found == {0: [[[3, 5]], [[3, 2]]], 1: [[[2, 7]], [[5, 7]]]}
+        found[rank] = [list(splits(trace, f"comm_{side}_split").values()) for side in ("in", "out")]
+    # In each of the two steps.
+    assert found == {0: [[[3, 5]] * 2, [[3, 2]] * 2], 1: [[[2, 7]] * 2, [[5, 7]] * 2]}
     assert main(["validate", str(run)]) == 0
 
 
