@@ -109,7 +109,8 @@ def emit(
     items = [items[number] for number in graph.item[communication].tolist()]
     _add_communication(communication, items, number, add)
 
-    sources = graph.source.astype(np.uint64) + np.uint64(1)
+    sources = graph.source.astype(np.uint64)
+    sources += np.uint64(1)
     offsets = np.append(0, np.cumsum(np.bincount(graph.target, minlength=rows)))
     add("dep_kinds", "string", np.flatnonzero(np.diff(offsets)), _dependency_kinds(graph, offsets))
     types = np.full(rows, NodeType.COMP, dtype=np.uint8)

@@ -184,10 +184,10 @@ def _all_edges(
     if not forward.all():
         found.add("backward-edge", int((~forward).sum()))
         source, target, kind = source[forward], target[forward], kind[forward]
-    place = target.astype(np.int64) * len(rows.lane) + source
-    order = np.lexsort((kind, place))
-    order = order[np.diff(place[order], prepend=-1) > 0]
-    return source[order], target[order], kind[order]
+    order = np.lexsort((kind, source, target))
+    source, target, kind = source[order], target[order], kind[order]
+    new = np.append(True, (source[1:] != source[:-1]) | (target[1:] != target[:-1]))[: len(source)]
+    return source[new], target[new], kind[new]
 
 
 # ---- overhead: time between a node and its dependencies that nothing in the trace accounts for ----
