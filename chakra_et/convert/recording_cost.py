@@ -114,14 +114,15 @@ def recorder_rows(trace: ExecutionTrace) -> np.ndarray:
     """The host's time between two steps, in which the profiler ends one and begins the next, and after the
     last one, until it synchronises the device in order to end."""
     lane, idle = trace.column("lane", -1), _of_kind(trace, b"host-overhead")
-    found, steps = [], step_rows(trace)[1]
+    steps = step_rows(trace)[1]
     ends = np.array([name.endswith(b"DeviceSynchronize") for name in trace.names.table])[trace.names.index]
     ends &= (trace.column("parent", -1) < 0) & np.isin(lane, lane[steps[-1:]])
-    for row in [*steps[1:], *np.flatnonzero(ends)]:
-        before = np.flatnonzero(lane[:row] == lane[row])
-        if len(before) and idle[before[-1]]:
-            found.append(before[-1])
-    return np.array(found, np.int64)
+    order = np.argsort(lane, kind="stable")
+    same = np.diff(lane[order]) == 0
+    before = np.full(len(lane), -1)  # on its lane
+    before[order[1:][same]] = order[:-1][same]
+    found = before[np.concatenate((steps[1:], np.flatnonzero(ends)))]
+    return found[(found >= 0) & idle[found]]
 
 
 def _root(beyond: Callable[[float], float], least: float, most: float, usual: float) -> float:
