@@ -22,6 +22,8 @@ from chakra_et.et import columns
 
 FILE = Path(__file__).with_name("operator_times.json")
 _TABLE: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+ERRORS: Mapping[str, float] = _TABLE["errors"]
+"""One standard deviation of the logarithm of times on another vendor's GPU, by class."""
 LIKE = {"nvidia": "H100", "amd": "MI300X"}
 """The GPUs to which the parameters were fitted; others of their vendors are taken to be like them."""
 _TIMES = ("launch", "more", "least", "keys", "row")
@@ -89,7 +91,8 @@ class OperatorCall:
     ``backward``; ``masked``: with a mask of its own; ``library``: by kernels that aren't PyTorch's own.
     ``row``: elements over which softmax runs. Elementwise: ``strided``: places are computed from indices;
     ``apart``: so many elements in a row don't lie beside each other; ``joins``: of ``cat``, elements of the
-    longest tensor of its list; ``special``: with functions such as erf.
+    longest tensor of its list; ``special``: with functions such as erf. Gather: rows move by 16 bytes, not
+    one element at a time, where there are no ``operations``.
     """
 
     kind: str
@@ -326,15 +329,9 @@ class GpuModel:
 
 def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuModel:
     """The GPU ``name`` of the table or the one that a file describes, with its own parameters or other ones.
-    Raises ``TraceError``.
-    """
+    Raises ``TraceError``."""
     gpu = gpus.gpu(name)
     return GpuModel(kernel_times(gpu), parameters or _parameters(gpu))
-
-
-def errors() -> Mapping[str, float]:
-    """One standard deviation of the logarithm of times on another vendor's GPU, by class."""
-    return _TABLE["errors"]
 
 
 def _parameters(gpu: Gpu) -> dict[str, float]:

@@ -81,6 +81,7 @@ _CUTLASS = re.compile(r"gemm_\w*_([nt])([nt])_align(\d+)")
 """Of its matrices, which lie by columns, the first is our second."""
 _STRIDED = re.compile(r"(?<![a-z_])elementwise_kernel(_manual_unroll)?<")
 _STRAIGHT = re.compile(r"(vectorized|unrolled)_elementwise_kernel")
+_ROWS = re.compile(r"vectorized_gather_kernel")  # ATen/native/cuda/IndexKernelUtils.cu
 _JOINED_TYPE = re.compile(r"CatArray\w+<(?:[^<>]*OpaqueType<(\d+)|(\w+(?:::\w+)?))")
 _IDLE_NS = 3_000
 """A kernel that starts this much after the one before found an idle GPU: in a queue, within 2 µs."""
@@ -195,7 +196,7 @@ def on_target(
     if work.kind == "memory copy" or micros <= 0:
         return 1.0, 0.0, ""
     (least, rate), (new_least, new_rate) = source.limits(work), target.limits(work)
-    known = operator_times.errors() if source.vendor != target.vendor else {}
+    known = operator_times.ERRORS if source.vendor != target.vendor else {}
     error: float = known.get(work.kind, _SAME_VENDOR_ERROR)
     before = source.micros(work) if work.known else 0.0
     if not before / _FURTHEST < micros < before * _FURTHEST:
@@ -266,9 +267,9 @@ def launched_operators(run: Run) -> Launchers:
         np.bincount(of, counts * run.graph.attribute(name, 0)[nodes].astype(float), len(first))
         for name in ("num_ops", "tensor_size")
     ]
-    tf32, strided, straight, library = (
+    tf32, strided, straight, library, rows = (
         np.bincount(of, run.named(pattern.search)[nodes], len(first)) > 0
-        for pattern in (_TF32, _STRIDED, _STRAIGHT, _CUDNN)
+        for pattern in (_TF32, _STRIDED, _STRAIGHT, _CUDNN, _ROWS)
     )
     mixed = np.bincount(of, kind != kind[first][of], len(first)) > 0
     shapes = Shapes(run)
@@ -293,6 +294,8 @@ def launched_operators(run: Run) -> Launchers:
             found = replace(found, aligned=aligned, along=(match[2] == "n", match[1] == "t"))
         if strided[at] or straight[at]:  # strides may not be recorded
             found = replace(found, strided=bool(strided[at]))
+        if rows[at] and found.kind == "gather":
+            found = replace(found, operations=0.0)
         if found.joins:
             match = _JOINED_TYPE.search(run.names[run.name_of[nodes[k]]])
             size = 2 if match is None else int(match[1]) if match[1] else item_bytes(match[2])

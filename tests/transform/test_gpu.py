@@ -405,7 +405,7 @@ def test_a_model_left_out_is_judged_by_the_others() -> None:
 def test_models_left_out_are_within_two_deviations() -> None:
     """What is said of its error holds for each public model when the fit hasn't seen it."""
     public = shared_path("data/traces/public", "pairs", *fit_gpus.OTHERS)
-    known = operator_times.errors()
+    known = operator_times.ERRORS
     rows = [row for row in left_out(*read_all(public)) if row.share >= 0.02]
     assert len({row.model for row in rows}) >= 3
     assert [row for row in rows if abs(np.log1p(row.error)) > 2 * known[row.kind] + 0.01] == []
