@@ -155,9 +155,18 @@ def left_out(gpu: str, table: Table) -> Errors:
             judged[key] = {size: each[size] for size in sizes[first::3]}
             kept[key] = {size: each[size] for size in sizes if size not in judged[key]}
         parts.append(errors("", gpu, nccl.measured_node(gpu, fit(kept, gpu)), judged))
-    joined = (np.concatenate([getattr(part, name) for part in parts]) for name in ("errors", "taken"))
-    name = f"sizes left out, {_link(gpu)}"
-    return Errors(name, gpu, *joined, [cell for part in parts for cell in part.cells])
+    return _joined(f"sizes left out, {_link(gpu)}", gpu, parts)
+
+
+def _joined(judged: str, gpu: str, parts: list[Errors]) -> Errors:
+    """One row of several."""
+    return Errors(
+        judged,
+        gpu,
+        np.concatenate([part.errors for part in parts]),
+        np.concatenate([part.taken for part in parts]),
+        [cell for part in parts for cell in part.cells],
+    )
 
 
 def stranger(gpu: str, known: Mapping[str, nccl.NcclNode]) -> nccl.NcclNode:
@@ -235,8 +244,7 @@ def lines(found: list[Errors], rows: bool = False) -> Iterator[str]:
         own = [each for each in found if each.judged == kind]
         yield from (each.line() for each in own)
         if len(own) > 1:
-            joined = (np.concatenate([getattr(each, name) for each in own]) for name in ("errors", "taken"))
-            yield Errors(kind, "all", *joined, []).line()
+            yield _joined(kind, "all", own).line()
         if rows:
             yield from _by_cell(own)
 

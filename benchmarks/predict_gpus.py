@@ -66,15 +66,14 @@ def pair_rows(model: str, run: Run, truth: Run, source: str, target: str) -> lis
     ]
     sums = (each.sum() - each[HOST] for each in (before, measured, predicted, baseline))
     whole = float(np.hypot.reduce(np.delete(doubt, HOST)))
-    rows.append(Row(f"{head}: all kernels", *(each / 1e6 for each in sums), whole / 1e6))
+    rows.append(Row(f"{head}: all kernels", *(each / 1e6 for each in sums), uncertainty=whole / 1e6))
     here, there = prediction.ranks[0], predict(truth, [], False).ranks[0]
     steps = (here.median_ns("before_ns"), there.median_ns("before_ns"), here.median_ns("after_ns"))
     rows.append(
         Row(
             f"{head}: step (other host CPU)",
             *(each / 1e6 for each in steps),
-            None,
-            here.uncertainty_ms,
+            uncertainty=here.uncertainty_ms,
             is_noise=True,
         )
     )

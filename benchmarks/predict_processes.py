@@ -60,7 +60,7 @@ def measure_network(folder: Path, prefixes: Sequence[list[str]]) -> None:
 
 
 def _run_all(commands: Sequence[list[str]], folder: Path, environments: Sequence[dict[str, str]]) -> None:
-    ranks = []
+    processes: list[subprocess.Popen[bytes]] = []
     allowed = os.sched_getaffinity(0)
     cores = sorted(allowed)
     begin = partial(_come_first, short_slices=is_crowded(len(commands)))
@@ -69,7 +69,7 @@ def _run_all(commands: Sequence[list[str]], folder: Path, environments: Sequence
         log = open(folder / f"rank{rank}.log", "w")  # noqa: SIM115
         # One core for each process, all for a single one: it inherits them.
         os.sched_setaffinity(0, allowed if len(commands) == 1 else {cores[rank % len(cores)]})
-        ranks.append(
+        processes.append(
             subprocess.Popen(
                 command,
                 env=environment,
@@ -81,10 +81,10 @@ def _run_all(commands: Sequence[list[str]], folder: Path, environments: Sequence
         )
     os.sched_setaffinity(0, allowed)
     try:
-        statuses = [rank.wait(timeout=900) for rank in ranks]
+        statuses = [process.wait(timeout=900) for process in processes]
     finally:
-        for rank in ranks:
-            rank.kill()
+        for process in processes:
+            process.kill()
     if any(statuses):
         last = (folder / "rank0.log").read_text().strip().splitlines()[-1:] or ["no output"]
         raise TraceError(f"the runs failed: {last[0]}")

@@ -189,7 +189,9 @@ def _row(name: str, found: Sequence[Row]) -> Row:
 
     return Row(
         name,
-        *(median(of) for of in ("before", "measured", "predicted")),
+        median("before"),
+        median("measured"),
+        median("predicted"),
         None if found[0].baseline is None else median("baseline"),
         median("uncertainty"),
         [each.error for each in found],
