@@ -194,6 +194,9 @@ def differing(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     return found
 
 
+OTHER_ORDERS = "they issue them in different orders: --semantics device, and chakra-et astra, give them one"
+
+
 def disagreement(graph: ReplayGraph, matching: Matching, ordinal: int, nodes: list[int]) -> TraceError:
     """The error for collectives ``nodes`` that meet in a replay, but differ in type or size."""
     what, nodes = compared(graph), sorted(nodes)
@@ -204,7 +207,7 @@ def disagreement(graph: ReplayGraph, matching: Matching, ordinal: int, nodes: li
     )
     label, remedy = matching.channels[matching.channel[nodes[0]]].label, "convert the files of one run"
     if np.ptp(matching.operation[nodes]):
-        remedy = "they issue them in different orders: --semantics device, and chakra-et astra, give them one"
+        remedy = OTHER_ORDERS
     return TraceError(f"the ranks disagree: collective {ordinal + 1} of {label} is {found}; {remedy}")
 
 
@@ -218,6 +221,7 @@ def deadlock(
     matching: Matching,
     arrived: Mapping[tuple[int, int], list[int]],
     unfinished: np.ndarray,
+    remedy: str = "convert the files of one run",
 ) -> TraceError:
     """The error that lists which rank waits for what.
 
@@ -237,7 +241,7 @@ def deadlock(
     names = ", ".join(f"rank {graph.rank(node)} {graph.describe(node)}" for node in unfinished[:5].tolist())
     return TraceError(
         f"the ranks disagree: {'; '.join(waits)}; {len(unfinished)} nodes never end ({names}"
-        f"{', …' if len(unfinished) > 5 else ''}); convert the files of one run"
+        f"{', …' if len(unfinished) > 5 else ''}); {remedy}"
     )
 
 

@@ -16,7 +16,7 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.edges import successor_lists
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import make_schedule
-from chakra_et.simulate.matching import Matching, compared, deadlock, disagreement
+from chakra_et.simulate.matching import OTHER_ORDERS, Matching, compared, deadlock, disagreement
 from chakra_et.simulate.timing import Timing, timing
 
 CPU, GPU, COMM, RECV = range(4)
@@ -121,7 +121,7 @@ def astra_replay(
                 scheduled += 1
     unfinished = np.flatnonzero(np.array(end, np.int64) < 0)
     if len(unfinished):
-        raise deadlock(graph, matching, arrived, unfinished)
+        raise deadlock(graph, matching, arrived, unfinished, OTHER_ORDERS)
     return np.array(start, np.int64), np.array(end, np.int64)
 
 

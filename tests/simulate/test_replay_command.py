@@ -171,6 +171,24 @@ def test_ranks_that_disagree_are_reported(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
+def test_ranks_that_only_astra_sim_cannot_replay_still_have_the_replay_of_the_device(tmp_path, capsys):
+    """gloo's threads took up the all-reduces of two groups in one order on rank 0, in the other on rank 1."""
+    for rank, numbers in enumerate([("1", "2"), ("2", "1")]):
+        nodes = [collective(at, 10, (), number, stream=at) for at, number in enumerate(numbers, 1)]
+        save(tmp_path / f"run.{rank}.et", make_trace(*nodes))
+    (tmp_path / "run_comm_groups.json").write_text('{"1": [0, 1], "2": [0, 1]}')
+    name = str(tmp_path / "run")
+    status, answer = run_json(capsys, name)
+    (job,) = answer["jobs"]
+    assert status == 0 and [rank["simulated_us"] for rank in job["replays"]["device"]] == [10, 10]
+    assert set(job["replays"]) == {"device"}
+    (note,) = (note for note in job["notes"] if note.startswith("no replay as ASTRA-sim issues nodes"))
+    assert "waits for rank 1, which never gets there" in note and "chakra-et astra, give them one" in note
+    for asked in (["--semantics", "astra"], ["--max-error", "5"]):
+        assert main([name, *asked]) == 2
+        assert "they issue them in different orders" in capsys.readouterr().err
+
+
 def test_one_bad_file_does_not_stop_the_others(tmp_path, capsys):
     (tmp_path / "bad.et").write_bytes(b"\xff" * 40)
     status, answer = run_json(capsys, str(tmp_path / "bad.et"), save(tmp_path / "good.et", two_steps()))
