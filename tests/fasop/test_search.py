@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import signal
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -17,12 +19,12 @@ from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import CostFile, read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.options import Options
-from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front
+from fasop.plans.plan import Goal, Plan, by_time_and_price, pareto_front, plans_json
 from fasop.plans.shapes import Shape, shapes, stage_seats
 from fasop.search import search as search_module
 from fasop.search.partition import Assignment
 from fasop.search.planner import Planner
-from fasop.search.search import _evaluate, search
+from fasop.search.search import Task, _evaluate, search
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}
@@ -235,6 +237,25 @@ def test_processes_of_a_search_die_of_sigterm_where_the_caller_does_not(
         assert search(model, clusters, real(), [Options()], Goal(top=1, workers=2))
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _evaluate_late(task: Task, everything: bool, limit: float) -> Plan | None:
+    # Some tasks end long after those begun behind them, others in each process and run.
+    time.sleep(0.05 * ((os.getpid() + task[1] + task[2].pp) % 3 == 0))
+    return _evaluate(task, everything, limit)
+
+
+def test_plans_do_not_depend_on_which_process_is_done_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each plan has equals on other clusters, so that only the order of results tells them apart.
+    (cluster,) = load_clusters("paper-bert")
+    clusters = [replace(cluster, name=name) for name in "abc"]
+    goal = Goal(workers=1)
+    alone = search(find_model("bert-large"), clusters, real(), [Options()], goal)
+    monkeypatch.setattr(search_module, "_evaluate", _evaluate_late)
+    for workers in (2, 3, 3):
+        goal = replace(goal, workers=workers)
+        late = search(find_model("bert-large"), clusters, real(), [Options()], goal)
+        assert plans_json(late) == plans_json(alone)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
