@@ -5,16 +5,24 @@
 
 Only operators whose shapes are recorded are counted. A further MI300X trace is judged by a fit without it; no
 trace of the other GPUs was used in any fit, and all but the specified rates is taken from H100.
+
+A second table has short kernels of NVIDIA's GPUs: what aligned products of 16 bits took beyond the model of
+the tables, which were timed in CUDA graphs, and what elementwise kernels took beyond theirs, medians in µs;
+and how far apart kernels are that wait for one another, within 3 µs: no part of any kernel's time.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
 
 from benchmarks.fit_gpus import OTHERS, Trace, fit, read, read_all
 from chakra_et import cli
@@ -30,7 +38,17 @@ _TRACES = {
 }
 """The A100's trace doesn't name its GPU: kernels that move 3 GB reach 1.4 TB/s, and the other A100 traces of
 that repository are of a card with 42 GB."""
+_PAIRS = ("bert-small-uncased", "owlv2-large-patch14-ensemble", "timesformer-base-finetuned-k400")
+_SHORT: dict[str, tuple[str, str, str | None]] = {
+    name: ("H100", f"public/pairs/h100_{name}.json.gz", None) for name in _PAIRS
+}
+_SHORT |= {"vLLM": ("B200", *_TRACES["B200"])} | {
+    name: ("H200", f"{_OWN}/{name}_device.json.gz", f"{_OWN}/{name}_host.json.gz")
+    for name in ("host-bound", "compiled", "gloo", "device-bound", "graphs")
+}
 _SMALLEST_SHARE = 0.01
+_PRODUCT, _KERNEL, _APART = 20.0, 5.0, 3.0
+"""µs up to which products and other kernels are short, and neighbours wait for one another."""
 
 
 @dataclass
@@ -46,13 +64,46 @@ def main() -> int:
     config = cli.parse(Config, description=__doc__.splitlines()[0])
     folder = Path(config.traces)
     pairs, others = read_all(folder / "public")
-    lines = [("GPU", "trace", "class", "share of time", "measured, ms", "error", "mean")]
+    lines: list[tuple[str, ...]] = [
+        ("GPU", "trace", "class", "share of time", "measured, ms", "error", "mean")
+    ]
     for name, trace, model in zip(OTHERS, others, others_left_out(pairs, others), strict=True):
         lines += rows("MI300X", name, trace, model)
     for gpu, (device, host) in _TRACES.items():
         lines += rows(gpu, device, read(folder / device, folder / host if host else None), gpu_model(gpu))
     print("\n".join(table(lines, right=(3, 4, 5, 6))))
+    lines = [("GPU", "trace", "CUDA", "products", "µs beyond", "elementwise", "µs beyond", "µs between")]
+    lines += [(gpu, name, *short(folder, gpu, device, host)) for name, (gpu, device, host) in _SHORT.items()]
+    print("\n" + "\n".join(table(lines, right=range(3, 8))))
     return 0
+
+
+def short(folder: Path, gpu: str, device: str, host: str | None) -> tuple[str, ...]:
+    """CUDA's version; short products, and what they took beyond the tables; short elementwise kernels, and
+    what they took beyond the model; and what lies between kernels."""
+    trace, model = read(folder / device, folder / host if host else None), gpu_model(gpu)
+    launch = model.of("matrix product", "launch")
+    beyond: list[list[float]] = [[], []]
+    for work, micros, _ in trace:
+        whole = work.product and min(work.aligned) == 16 and number(work.type) == "16 bit"
+        if work.kind == "matrix product" and whole and micros < _PRODUCT:
+            beyond[0].append(micros - model.micros(work) + launch)
+        elif work.kind == "elementwise" and work.known and work.tested and micros < _KERNEL:
+            beyond[1].append(micros - model.micros(work))
+    found = json.loads(gzip.decompress((folder / device).read_bytes()))
+    version = int(found["cuda_runtime_version"])
+    kernels = np.array(
+        sorted(
+            (each["args"]["stream"], float(each["ts"]), each["dur"])
+            for each in found["traceEvents"]
+            if each.get("cat") == "kernel"
+        )
+    )
+    apart = kernels[1:, 1] - kernels[:-1, 1] - kernels[:-1, 2]
+    apart = apart[(np.diff(kernels[:, 0]) == 0) & (apart >= 0) & (apart < _APART)]
+    shown = [part for each in beyond for part in (f"{len(each)}", f"{np.median(each):+.1f}" if each else "")]
+    between = f"{np.median(apart):.2f}" if len(apart) > len(kernels) / 10 else ""
+    return f"{version // 1000}.{version % 1000 // 10}", *shown, between
 
 
 def others_left_out(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) -> list[GpuModel]:

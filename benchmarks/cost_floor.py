@@ -12,7 +12,9 @@ other rows are, whole (n, k) and single rows left out. Of ``measure-gpu``'s 100 
 far off all others are by the parameters fitted to them, and with what they say of others as shipped; and what
 more shapes say, up to all but those judged, by ``smoothing.py``. Of 8-bit products: how far the model is off
 with parameters fitted to the GPU's own rows. Of bfloat16 products: how far off those of ``BETWEEN``
-columns are, by all others.
+columns are, by all others. Of the H200's 8-bit products with few rows (``data/h200``): what they take per
+1,024 elements of K, and per block of ``BLOCK`` elements that the quantising kernel reads one after the other;
+and what they take with long K, by the model, and in 16 bits.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from benchmarks.cost_fits import drawn, fitted, own_times, stranger
 from benchmarks.cost_tables import Table, read_float, read_products
 from benchmarks.smoothing import PRODUCT, smooth
 from chakra_et import cli
-from chakra_et.cost.kernel_times import MODELS, KernelTimes, calibrated
+from chakra_et.cost.kernel_times import MODELS, KernelTimes, calibrated, kernel_times
 from chakra_et.errors import TraceError
 
 MORE = (400, 1600, 6400)
@@ -40,6 +42,10 @@ MORE = (400, 1600, 6400)
 JUDGED = 4000
 BETWEEN = (512, 1536, 3584, 7168, 12288)
 """Columns that are left out together."""
+H200 = Path(__file__).with_name("data") / "h200"
+FEW_ROWS, BLOCK = 64, 4096
+"""``gpu_truth.py``'s quantising kernel loads blocks of so many elements of a row, a program for each row."""
+COLUMNS, LONG = ((32, 256), (512, 2048), (2560, 8192)), (8192, 12288)
 
 
 def scatter(points: np.ndarray, logs: np.ndarray) -> list[float]:
@@ -132,6 +138,27 @@ def between_columns(table: Table) -> float:
     return float(np.abs(said / table.micros[left] - 1).mean())
 
 
+def along_k(table: Table, low: int, high: int) -> tuple[int, list[float], float, float]:
+    """Of products of up to ``FEW_ROWS`` rows and ``low`` to ``high`` columns: how many, the µs of each, per
+    1,024 elements of K and per block, the standard error of the last, and the mean error without blocks."""
+    m, n, k = table.points[:, 1:4].T
+    chosen = (m <= FEW_ROWS) & (n >= low) & (n <= high)
+    micros, k = table.micros[chosen], k[chosen]
+    parts = np.stack([np.ones(len(k)), k / 1024, np.ceil(k / BLOCK)], axis=1) / micros[:, None]
+    said, *_ = np.linalg.lstsq(parts, np.ones(len(k)), rcond=None)
+    left = np.sum((parts @ said - 1) ** 2) / (len(k) - 3)
+    deviation = float(np.sqrt(left * np.linalg.inv(parts.T @ parts)[2, 2]))
+    line, *_ = np.linalg.lstsq(parts[:, :2], np.ones(len(k)), rcond=None)
+    return len(k), said.tolist(), deviation, float(np.abs(parts[:, :2] @ line - 1).mean())
+
+
+def long_k(table: Table, low: int, high: int) -> float:
+    """The median µs of such products with K in ``LONG``."""
+    m, n, k = table.points[:, 1:4].T
+    chosen = (m <= FEW_ROWS) & (n >= low) & (n <= high) & (k >= LONG[0]) & (k <= LONG[1])
+    return float(np.median(table.micros[chosen]))
+
+
 def main() -> int:
     options = cli.parse(Options, description=__doc__.splitlines()[0])
     return cli.run(lambda: show(options), TraceError)
@@ -139,6 +166,18 @@ def main() -> int:
 
 def show(options: Options) -> None:
     """Print the tables. Raises ``TraceError``."""
+    head = (
+        "| 8-bit products on an H200 | rows | µs | per 1,024 of K | per block | mean error without blocks |"
+    )
+    print(f"{head} median with long K | model | of 16 bits |\n|{'---|' * 9}")
+    (few,), (wide,) = (read_products(H200, dtype).values() for dtype in ("fp8", "bfloat16"))
+    told = replace(few, micros=kernel_times(few.gpu).micros("8 bit", few.points))
+    for low, high in COLUMNS:
+        count, (each, per_k, per_block), deviation, off = along_k(few, low, high)
+        fitted_line = f"{each:.1f} | {per_k:.2f} | {per_block:+.2f} ± {deviation:.2f} | {off:.1%}"
+        medians = " | ".join(f"{long_k(table, low, high):.1f}" for table in (few, told, wide))
+        print(f"| m to {FEW_ROWS}, n {low:,} to {high:,} | {count} | {fitted_line} | {medians} |", flush=True)
+    print()
     print(
         "| GPU | m 9 to 15: neighbours apart | m between neighbours | m 9 to 15: from smoothed | elsewhere |"
     )
