@@ -2,10 +2,9 @@
 
 torchrun notices a process that died, but not one that hangs, and a collective that waits for it fails after
 ten minutes or more without naming it. So each rank runs a thread that writes a heartbeat to the rendezvous
-store twice per second and reads those of the other ranks. It uses no collective, so it works while one
-hangs, and it adds nothing to a trace. The thread also receives signals, because Python runs no handler while
-the main thread waits inside a collective: SIGINT and SIGTERM end set-up at once, and training at the next
-step boundary.
+store twice per second and reads those of the other ranks. It uses no collective, so it works while one hangs,
+and it adds nothing to a trace. The thread also receives signals, because Python runs no handler while the
+main thread waits in one: SIGINT and SIGTERM end set-up at once, and training at the next step boundary.
 """
 
 from __future__ import annotations
@@ -51,10 +50,9 @@ class Watch:
     """The heartbeat and the signals of one rank. Create and start it in the main thread.
 
     timeout: seconds that a rank may be silent, or keep the others waiting; store: a connection to the
-    rendezvous store of its own, None for a single process; signal: number of the signal that asks training to
-    stop, or 0; interrupted_by: number of the signal that ends set-up, or 0; verdict: why the run must end,
-    once known; patience: in training, seconds without progress after which the log names the rank that is
-    behind.
+    rendezvous store of its own, None for a single process; signal: that asks training to stop, or 0;
+    interrupted_by: that ends set-up, or 0; verdict: why the run must end, once known; patience: in training,
+    seconds without progress after which the log names the rank that is behind.
     """
 
     def __init__(self, rank: int, size: int, timeout: float, store: Any = None):

@@ -249,9 +249,7 @@ def solve(run: Run, setting: Setting) -> NodeTimes:
         lasting = lasting.copy()
         lasting[matched] = needed[operation]
         start, end = schedule.run(setting.own_ns, lasting, run.release_ns)
-    raise TraceError(
-        f"the transfers that share links don't settle in {_ATTEMPTS} attempts: predict with --no-contention"
-    )
+    raise TraceError(f"transfers that share links don't settle in {_ATTEMPTS} attempts: use --no-contention")
 
 
 def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[int]]) -> np.ndarray:

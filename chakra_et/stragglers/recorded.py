@@ -90,8 +90,7 @@ def recorded_job(run: Run) -> TimedJob:
     graph = run.graph
     if len(graph.ranks) < 2:
         raise TraceError(
-            f"{run.name}: one rank has no others to compare it with: give the NAME of a run with NAME.0.et, "
-            "NAME.1.et, …"
+            f"{run.name}: one rank has no others to compare it with: give the NAME of a run of several"
         )
     if not run.matching.channels:
         raise TraceError(

@@ -55,9 +55,7 @@ class TextMeter:
         if self.given > self.max_bytes:
             raise TraceError(f"{self.name}: holds more than {self.max_bytes} bytes of text (--max-bytes).")
         if self.given > max(RATIO_FROM_BYTES, MAX_RATIO * file_bytes):
-            raise TraceError(
-                f"{self.name}: unpacks to more than {MAX_RATIO} times its size, which no trace does."
-            )
+            raise TraceError(f"{self.name}: unpacks to over {MAX_RATIO} times its size, which no trace does.")
 
 
 class Taker:

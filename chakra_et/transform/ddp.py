@@ -232,8 +232,7 @@ class BucketSize:
         for rank, of_rank in zip(ranks, sizes, strict=True):
             if of_rank != sizes[0]:
                 raise TraceError(
-                    "--bucket-mb: gradients become ready in another order on rank "
-                    f"{rank} than on rank {ranks[0]}"
+                    f"--bucket-mb: rank {rank} has its gradients in another order than rank {ranks[0]}"
                 )
         before = sum(len(step.buckets) for step in steps) / len(steps)
         note = (

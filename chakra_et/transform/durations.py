@@ -48,9 +48,7 @@ class Scale:
             spent = np.bincount(run.name_of, run.measured.own_ns, len(run.names))
             longest = np.argsort(-spent)[:4].tolist()
             near = ", ".join(repr(shortened(run.names[at], 60)) for at in longest)
-            raise TraceError(
-                f"--scale: no node's name matches {self.pattern!r}: the longest nodes are {near}"
-            )
+            raise TraceError(f"--scale: no node's name matches {self.pattern!r}: the longest are {near}")
         return scaled(run, setting, chosen, self.factor, f" matching {self.pattern!r}")
 
 
@@ -146,7 +144,7 @@ def parse_scale(text: str) -> Scale:
         sign = ""
     if not sign or not pattern or not 0 <= value < math.inf:
         raise ValueError(
-            f"--scale {text!r}: write PATTERN=FACTOR with a factor from 0 on, as 'aten::mm|gemm'=0.5"
+            f"--scale {text!r}: write PATTERN=FACTOR, a factor from 0 on, as 'aten::mm|gemm'=0.5"
         )
     return Scale(pattern, value)
 

@@ -56,9 +56,7 @@ class Network:
     def apply(self, run: Run, setting: Setting) -> Setting:
         found = find_communication(run)
         if not found:
-            raise TraceError(
-                "the network can't be changed: no communication between known ranks is in the files"
-            )
+            raise TraceError("the network can't be changed: the files have no communication of known ranks")
         # Without collectives a message counts as a broadcast between two ranks, α + nβ.
         messages = [replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None]
         samples = collective_samples(found) or collective_samples(messages)
@@ -92,9 +90,7 @@ class Network:
             payload = (replace(d, bandwidth=d.bandwidth * TCP_PAYLOAD) for d in topology.dimensions)
             topology = replace(topology, dimensions=tuple(payload), nccl=None)
             but = "" if self.present else "; no transfer gets faster without the run's: --bandwidth FROM:TO"
-            setting = setting.noting(
-                f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload{but}"
-            )
+            setting = setting.noting(f"gloo sends by TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload{but}")
         no_wire = Dimension(topology.ranks, float("inf"), 0.0)
         extra = Topology((no_wire,), fitted.reduce_bandwidth, fitted.call_ns)
         no_latency = tuple(replace(d, latency_ns=0.0) for d in topology.dimensions)

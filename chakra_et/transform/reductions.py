@@ -62,8 +62,7 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
         put_in += sizes
     if found:
         notes.append(
-            f"{found:,} collectives of gradients that one process had by itself are those of the "
-            "data-parallel group"
+            f"{found:,} collectives of gradients of one process are those of the data-parallel group"
         )
     if put_in:
         notes.append(

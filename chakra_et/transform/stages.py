@@ -84,7 +84,7 @@ class _Splitter:
         self.operators, self.blocks, self.where = operators, blocks, where
         if blocks.held % parts:
             raise TraceError(
-                f"{where}: its stage has {blocks.held} repeated blocks, which {parts} parts can't share"
+                f"{where}: the {blocks.held} repeated blocks of its stage can't be cut into {parts}"
             )
         self.segments = segments_of(operators, blocks, where)
         self.main = int(operators.lane[self.segments[0].first])
@@ -92,9 +92,7 @@ class _Splitter:
         self.sweeps = sweeps_of(operators, blocks)
         rows = [np.flatnonzero(operators.trace.types == kind) for kind in _MESSAGES]
         if not all(len(of_kind) for of_kind in rows):
-            raise TraceError(
-                f"{where}: has no sends and receives between stages: --pp needs two stages or more"
-            )
+            raise TraceError(f"{where}: has no messages between stages: --pp needs two stages or more")
         self.send, self.receive = (int(of_kind[0]) for of_kind in rows)
 
     def _of_rows(self, parts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -216,10 +214,7 @@ def segments_of(operators: Operators, blocks: Blocks, where: str) -> list[Segmen
     rows = np.flatnonzero((blocks.group >= 0) & np.isin(operators.lane, list(operators.tops)))
     lanes = set(operators.lane[rows].tolist())
     if len(lanes) != 1:
-        raise TraceError(
-            f"{where}: its passes run on {len(lanes)} threads: --pp needs forward and backward passes of "
-            "one thread"
-        )
+        raise TraceError(f"{where}: its passes run on {len(lanes)} threads: --pp needs those of one thread")
     lane = lanes.pop()
     groups, begins = np.unique(blocks.group[rows], return_index=True)
     order = groups[np.argsort(begins)].tolist()

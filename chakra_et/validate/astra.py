@@ -51,7 +51,7 @@ def check_sizes(trace: ExecutionTrace, groups: Groups, ranks: int) -> Iterator[F
     part = trace.column("comm_size", 0) // np.where(kind == CollectiveType.ALL_GATHER, 1, members)
     too_large = (part > LARGEST_MESSAGE) & (trace.types >= NodeType.COMM_SEND)
     yield from found(
-        "astra-size", too_large, "has messages of {:,} bytes: ASTRA-sim takes less than 2 GiB", part
+        "astra-size", too_large, "sends {:,} bytes at once: ASTRA-sim takes less than 2 GiB", part
     )
 
 

@@ -208,9 +208,7 @@ class Passes:
     def update(
         self, measured: np.ndarray | None, gpu: Gpu, held: Held, ep: int, replicas: int, total: Total
     ) -> np.ndarray:
-        """Seconds of the optimizer over the parameters of a GPU: ``measured`` [unit], or computed; 0 where
-        the GPU is not known.
-        """
+        """Seconds of the optimizer on a GPU: ``measured`` [unit], or computed; 0 for an unknown GPU."""
         if measured is not None:
             return total(measured) / (replicas if self.options.zero else 1)
         (size, of_experts), known = held, hardware(gpu.costs_of)
@@ -225,8 +223,7 @@ class Passes:
     def output_gather(self, ends: tuple[Group, ...], mbs: int) -> float:
         """Seconds in which a stage's output, of which its ranks got a share each, becomes whole again.
 
-        ends: the tensor-parallel groups at both ends of a boundary, of which gradients take the other
-        direction.
+        ends: the tensor-parallel groups at both ends of a boundary, which gradients cross the other way.
         """
         if not self.options.scatter_gather or self.options.sequence_parallel:
             return 0.0
@@ -251,8 +248,8 @@ class Passes:
         return others + self.over_replicas(copies, tp * beside, of_experts * width, reduces)
 
     def over_replicas(self, data: Group, tp: int, size: np.ndarray, reduces: bool) -> np.ndarray:
-        """Seconds of a collective of ``size`` bytes per GPU among the replicas of a stage; 0 for 0 bytes, or
-        for a single replica.
+        """Seconds of a collective of ``size`` bytes per GPU among a stage's replicas; 0 for none or a single
+        one.
         """
         # Where the stage has but a part of a node between others, its neighbour reduces over the same link.
         sizes = [self.links.cluster.size(self.links.cluster.gpu(part.gpu)) for part in data]

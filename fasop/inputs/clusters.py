@@ -25,14 +25,14 @@ MOST_CLUSTERS = 10_000  # of one grid
 class Gpu:
     """A type of GPU and the node it sits in.
 
-    memory_gib: what a plan may use of one GPU; price_per_hour: $ of one node; inter_bandwidth: bit/s
-    that a node sends to another; intra_bandwidth: bit/s that a GPU sends to the others of its node;
-    latencies: seconds per message; shared_bus: the GPUs of a node share that bandwidth (PCIe) instead of
-    having it each (NVSwitch); instance: the node's commercial name; like, speed: costs are those of GPU
-    ``like`` ("": this name), divided by ``speed``; gpus_per_node: 0: the cluster's; gpu_bandwidth: bit/s
-    that one GPU sends to another node (0: all that its node can); reserved_gib: what the framework and its
-    communicators take of one GPU's memory; hosts: names of the nodes; queue, gres: what Slurm calls their
-    partition and this type of GPU.
+    memory_gib: what a plan may use of one GPU; price_per_hour: $ of one node; inter_bandwidth: bit/s that a
+    node sends to another; intra_bandwidth: bit/s that a GPU sends to the others of its node; latencies:
+    seconds per message; shared_bus: the GPUs of a node share that bandwidth (PCIe), else each has it
+    (NVSwitch); instance: the node's commercial name; like, speed: costs are those of GPU ``like`` ("": this
+    name), divided by ``speed``; gpus_per_node: 0: the cluster's; gpu_bandwidth: bit/s that one GPU sends to
+    another node (0: all that its node can); reserved_gib: what the framework and its communicators take of
+    one GPU's memory; hosts: names of the nodes; queue, gres: what Slurm calls their partition and this type
+    of GPU.
     """
 
     name: str

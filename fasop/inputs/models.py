@@ -100,7 +100,7 @@ class Model:
             raise PlanError(f"{where}: top_k is {self.top_k}: give 1 to {self.experts}, all experts.")
         if self.dense and (not self.experts or not self.dense_ffn or self.dense >= self.layers or encoder):
             raise PlanError(
-                f"{where}: dense is {self.dense}: give fewer than all layers, experts, dense_ffn."
+                f"{where}: dense is {self.dense}: give fewer than all layers, experts and dense_ffn."
             )
         if encoder is not None and not 0 < encoder < self.layers:
             raise PlanError(f"{where}: encoder_layers is {encoder}: give 1 to {self.layers - 1}.")
@@ -182,9 +182,8 @@ class Model:
 
     @property
     def flops_per_token(self) -> float:
-        """Of the model, forward and backward, recomputation not counted: 6 for each weight that a token is
-        multiplied by, and the products of attention over whole sequences (Chowdhery et al. 2022, "PaLM",
-        appendix B).
+        """Forward and backward, without recomputation: 6 for each weight that a token is multiplied by, and
+        the products of attention over whole sequences (Chowdhery et al. 2022, "PaLM", appendix B).
         """
         h, feed = self.hidden, (3 if self.gated else 2) * self.hidden * self.ffn_width
         layer = self.attention_weights + feed * (self.top_k if self.experts else 1) + h * self.experts

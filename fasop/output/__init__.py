@@ -1,3 +1,1 @@
-"""What users read and run. Plans go in; tables and CSV (``report``), and Chakra execution traces
-(``traces``) come out.
-"""
+"""Plans in; tables and CSV (``report``), settings (``frameworks``) and Chakra traces (``traces``) out."""

@@ -50,9 +50,7 @@ REPLICA = {"gpu": kinds.Name, "gpus": kinds.Count, "mbs": kinds.Count, "node": k
 
 @dataclass(frozen=True)
 class Replica:
-    """A tensor-parallel group of one stage. mbs: sequences of its micro-batch; ep: ranks that share its
-    experts.
-    """
+    """A tensor-parallel group of one stage. mbs: sequences per micro-batch; ep: ranks sharing its experts."""
 
     group: Group
     mbs: int

@@ -107,8 +107,7 @@ class _Steps:
 def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) -> Attributed:
     """Attribute the compute time of ``.et`` files to the kinds of unit.
 
-    Raises ``PlanError``, also for a trace of another model, tensor-parallel degree or micro-batch, and for
-    ranks of several runs.
+    Raises ``PlanError``, also for a trace of another model, tp or micro-batch, and for ranks of several runs.
     """
     if model.encoder_layers is not None or model.experts:
         what = "costs of an encoder-decoder, or of layers with experts, can't be taken from traces"

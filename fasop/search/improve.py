@@ -205,9 +205,7 @@ class _Pool:
             going = going[self.seconds[going].argsort(kind="stable")][: (len(going) + 1) // 2]
 
     def move(self, going: np.ndarray, near: np.ndarray) -> np.ndarray:
-        """Move the assignments ``going`` to their best neighbours [assignment, neighbour, stage]; those
-        moved.
-        """
+        """Move the assignments ``going`` to their best neighbours [assignment, neighbour, stage]."""
         count, each, stages = near.shape
         which = self.which[going].repeat(each)
         candidates = Steps(self.tables, self.placements, which, near.reshape(-1, stages))

@@ -5,10 +5,9 @@ micro-batch passes through all stages and back: ``Σ stage + 2 Σ message``. The
 still has ``(m − 1) · (stage + messages at its ends) − min(w, m − 1) · forward`` to do, and the stage with
 most of it decides. The first stage's gradients and the embedding's follow.
 
-For each bound on the maximum a dynamic program finds the smallest sum over all placements and partitions
-that fit into memory; the bound itself is searched by dividing intervals, where the smallest sum at an
-interval's upper end tells when nothing in it can be better. Nothing else is left out, so the result is the
-optimum.
+For each bound on the maximum a dynamic program finds the smallest sum over all placements and partitions that
+fit into memory; the bound itself is searched by dividing intervals, where the smallest sum at an interval's
+upper end tells when nothing in it can be better. Nothing else is left out: the result is the optimum.
 """
 
 from __future__ import annotations
@@ -57,9 +56,7 @@ class Search(DynamicProgram):
     """The best assignment of one shape on one cluster."""
 
     def best(self, limit: float = INF) -> Assignment | None:
-        """The assignment with the smallest objective; None where none fits into memory, or none is below
-        ``limit``.
-        """
+        """The assignment with the smallest objective; None where none fits, or none is below ``limit``."""
         chosen = None
         for first in self._first_groups():
             limit, bound = self._lowest(first, limit)
@@ -71,8 +68,7 @@ class Search(DynamicProgram):
         return self._assignment(rows[0], partitions[0], limit)
 
     def near(self, best: Assignment) -> list[Assignment]:
-        """Other assignments whose sums are near the smallest, drawn at random, of every group of first
-        blocks.
+        """Other assignments with sums near the smallest, drawn at random, of every group of first blocks.
 
         Their maximum is at most a little above that of ``best``.
         """

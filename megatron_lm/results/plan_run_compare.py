@@ -45,9 +45,7 @@ PLENTY = 1e18  # bit/s: a message costs its latency alone
 class CompareConfig:
     stages: int = cli.option("pipeline stages, one process per stage", 2, least=2, most=MODELS[MODEL].layers)
     global_batch: int = cli.option("sequences per iteration, in micro-batches of one", 16)
-    iterations: int = cli.option(
-        "iterations per run, of which the first is not counted", 10, least=3, most=10_000
-    )
+    iterations: int = cli.option("iterations per run; the first isn't counted", 10, least=3, most=10_000)
     output: Path = cli.option("folder for the results", Path("plan_run_compare"))
 
     def __post_init__(self) -> None:

@@ -104,7 +104,7 @@ def test_one_step_of_three(step: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", ("9", "x", "-1", ""))
 def test_missing_step_is_an_error(step: str, tmp_path: Path) -> None:
     with pytest.raises(
-        TraceError, match=rf"has no ProfilerStep#{step} \(its steps: 2, 3, 4\); choose one, or use --step all"
+        TraceError, match=rf"has no ProfilerStep#{step} \(its steps: 2, 3, 4\); choose one, or --step all"
     ):
         convert(tmp_path, step=step)
 

@@ -124,7 +124,7 @@ def test_one_rank_becomes_several_that_reduce_gradients(
     trace = scaled(captured / source, tmp_path / "four", "--dp", "4", *network)
     said = capsys.readouterr().out
     wanted = (
-        "had by itself are those"
+        "of one process are those"
         if source == "ddp"
         else "all-reduces were put in, assuming buckets of 25 MiB (the first of 1;"
     )
@@ -180,7 +180,7 @@ def test_an_uneven_cut_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["fetch-example", "megatron-pp2-dp2", "-o", str(tmp_path)]) == 0
     name = str(tmp_path / "megatron-pp2-dp2" / "megatron_tiny_4gpu")
     assert main(["scale", name, "--pp", "4", "-o", str(tmp_path / "new" / "x")]) == 2
-    assert "has 3 repeated blocks, which 2 parts can't share" in capsys.readouterr().err
+    assert "the 3 repeated blocks of its stage can't be cut into 2" in capsys.readouterr().err
     assert not list(tmp_path.glob("new/*"))
 
 

@@ -134,9 +134,7 @@ def _patterns(path: Path) -> tuple[Pattern, ...]:
         for row in read_json(path)["kernels"]:
             word = row.get("operation")
             if word is not None and word != SENDRECV and word not in _BY_WORD:
-                raise ValueError(
-                    f"operation {word!r} is not one of {', '.join(_BY_WORD)}, {SENDRECV} or null"
-                )
+                raise ValueError(f"operation {word!r} is none of {', '.join(_BY_WORD)}, {SENDRECV} or null")
             pattern = re.compile(str(row["pattern"]), re.IGNORECASE)
             library = str(row.get("library") or "")
             patterns.append(Pattern(pattern, library, _BY_WORD.get(str(word)), word == SENDRECV))

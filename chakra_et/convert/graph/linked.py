@@ -100,8 +100,7 @@ def link_rank(
         if not step.isdigit() or int(step) not in dict(known):
             names = ", ".join(str(number) for number, _ in known) or "none"
             raise TraceError(
-                f"{device.path}: has no ProfilerStep#{step} (its steps: {names}); choose one, or use --step "
-                "all."
+                f"{device.path}: has no ProfilerStep#{step} (its steps: {names}); choose one, or --step all."
             )
         row = dict(known)[int(step)]
         begin, end, key = int(device.start[row]), int(device.end[row]), "outside-step"
