@@ -182,7 +182,7 @@ def link(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
-    """A new folder in the same folder as ``beside``, removed on exit."""
+    """A new folder in the same folder as ``beside``, removed on exit, as are those of killed processes."""
     if is_remote(beside):
         folder: Any = beside.with_name(f".{beside.name}.{HOST}{os.urandom(4).hex()}.tmp")
         try:
@@ -191,6 +191,7 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
             with contextlib.suppress(FileNotFoundError):
                 folder.fs.rm(folder.path, recursive=True)
         return
+    remove_abandoned(beside.parent)
     with _temporary(beside, Path.mkdir) as temporary:
         yield temporary
 

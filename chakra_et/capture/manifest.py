@@ -44,7 +44,7 @@ import torch.distributed as dist
 
 from chakra_et import __version__
 from chakra_et.capture import gloo
-from chakra_et.files import remove_abandoned, scratch_folder, sha256, write_text
+from chakra_et.files import scratch_folder, sha256, write_text
 from chakra_et.names import SIDES, RunFiles, Side, gz, parse_trace
 from chakra_et.redact import redacted
 
@@ -74,10 +74,9 @@ class TraceFiles:
         self._closing = contextlib.ExitStack()
 
     def prepare(self) -> None:
-        """Create the folder, and remove what killed runs left there. Raises OSError."""
+        """Create the folder, and a scratch folder in it. Raises OSError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            remove_abandoned(self.folder)
             place = self.run.trace_file(self.rank, "host")
             self.scratch = self._closing.enter_context(scratch_folder(place))
         except OSError as error:

@@ -111,7 +111,6 @@ def convert_sets(
             # Parts of a run may be converted at the same time, whole runs may not.
             stack.enter_context(files.folder_lock(folder, run.ranks is not None, wait))
             stack.callback(files.remove_abandoned, folder)
-            files.remove_abandoned(folder)
         two_each = 2 * sum(len(traces.pairs) for traces in sets) <= run.workers and not run.cluster
         options = replace(options, two_processes=two_each and jobs.forks())
         for traces in sets:

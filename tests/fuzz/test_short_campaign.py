@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from random import Random
 
@@ -10,7 +11,7 @@ import pytest
 
 from chakra_et.convert import rank as convert_rank
 from chakra_et.et import file as et_file
-from tests.fuzz import bases, campaign, judge, mutations
+from tests.fuzz import bases, campaign, judge, kills, mutations
 from tests.fuzz.campaign import CampaignConfig
 
 
@@ -108,3 +109,29 @@ def test_damaged_inputs_of_the_other_commands_end_in_a_result_or_a_sentence() ->
     outcomes, wrongs = campaign.campaign(CampaignConfig(of="commands", inputs=120, seed=4, processes=2))
     assert wrongs == []
     assert sum(outcomes.values()) == 120 and outcomes["exit status 0"] > 10 < outcomes["exit status 2"]
+
+
+def test_killed_commands_leave_old_files_or_new_ones() -> None:
+    assert kills.kills(kills.KillsConfig(kills=8, seed=3)) == []
+
+
+def test_a_killed_conversion_of_records_leaves_nothing_after_the_next(tmp_path: Path) -> None:
+    """Its hidden folder stayed, as only conversions of traces removed those of killed processes."""
+    words = ["convert", str(kills.RECORDS), "-o", str(tmp_path)]
+    assert kills.in_a_fork(words, last=8)[0] == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert kills.in_a_fork(words)[0] == 0
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert kills.content(tmp_path)
+
+
+@pytest.mark.parametrize("defect", ["half a file", "a part of the run", "lost"])
+def test_the_judge_of_kills_sees_a_defect(defect: str) -> None:
+    old, new = {"run.0.et": b"1"}, {"run.0.et": b"2", "run.1.et": b"3"}
+    left = {
+        "half a file": {"run.0.et": b""},
+        "a part of the run": {"run.0.et": b"1", "run.1.et": b"3"},
+        "lost": {},
+    }[defect]
+    assert kills.wrong(left, old, new, lambda: 0)
+    assert not kills.wrong(new, old, new, lambda: 0) and not kills.wrong(old, old, new, lambda: 0)
