@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.distributed import ProcessGroup
@@ -48,10 +49,12 @@ def _labelled(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bytes(value: Any) -> int:
-    """Of a tensor, or of all in nested lists."""
+    """Of a tensor, or of all in nested lists; of a sparse one its indices and values."""
     if isinstance(value, (list, tuple)):
         return sum(map(_bytes, value))
-    return value.nbytes if isinstance(value, Tensor) else 0
+    if not isinstance(value, Tensor) or value.layout not in (torch.strided, torch.sparse_coo):
+        return 0
+    return value._indices().nbytes + value._values().nbytes if value.is_sparse else value.nbytes
 
 
 def threads() -> list[int]:

@@ -163,6 +163,12 @@ class Around:
                 found = _sizes(bytes(argument)) or found
         return found
 
+    def is_sparse(self, launch: int, row: int) -> bool:
+        """Whether a collective is of sparse tensors, of which no storage is recorded; without a record of
+        its launcher by the backend's name for it."""
+        found = tensors(self._text(launch, 0))
+        return not any(each for _, _, each in found) if found else "sparse" in self.name(row)
+
     def splits(self, row: int, facts: Facts) -> tuple[str, str]:
         """``Facts.in_split`` and ``out_split``, or the operator's arguments, which have the output first."""
         if facts.in_split or facts.out_split or row < 0:
@@ -180,7 +186,8 @@ class Around:
 
 
 def _sizes(values: bytes) -> list[tuple[int, int]]:
-    return [(count * each, storage) for storage, count, each in tensors(values)]
+    # Of a sparse tensor no storage is recorded, and elements of 0 bytes.
+    return [(count * each, storage) for storage, count, each in tensors(values) if each]
 
 
 def _scalar(value: Any) -> Any:
@@ -242,7 +249,7 @@ def started_by(
     is_c10d = named(device, lambda name: name.startswith(LAUNCHERS[0]))
     calls = np.setdiff1d(starts[is_c10d[starts]], found).tolist()
     kinds = {at: operation_named(device.names[device.name[at]]) for at in (*calls, *rows.tolist())}
-    free, queues = set(calls), dict[tuple[str, int], list[int]]()
+    free, queues = set(calls), dict[tuple[str, Operation | None], list[int]]()
     for row in rows[~known].tolist():
         own, until = group_of.get(int(device.thread[row]), ""), bisect(calls, row)
         recent = calls[max(until - RECENT, 0) : until]
@@ -250,7 +257,7 @@ def started_by(
         if fits:
             found[row] = max(fits, key=lambda at: (at in free and kinds[at] is kinds[row], at in free, at))
             free.discard(int(found[row]))
-            queues.setdefault((own, int(device.name[row])), []).append(row)
+            queues.setdefault((own, kinds[row]), []).append(row)
     for queue in queues.values():  # first in, first out
         found[queue] = np.sort(found[queue])
     return found

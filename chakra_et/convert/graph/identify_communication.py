@@ -312,6 +312,8 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
     what, requested = operation_named(around.name(row)), operation_named(api)
     if what is None or type(requested) is type(what):
         what = requested
+    if what is CollectiveType.ALL_REDUCE and around.is_sparse(launch, row):
+        what = CollectiveType.ALL_GATHER  # of indices and values, as many as each rank has
     if what is None:
         return None
     own, arguments = around.tensors(row), around.tensors(launch)
