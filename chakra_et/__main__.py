@@ -1,4 +1,7 @@
-"""``chakra-et COMMAND …``, also as ``python -m chakra_et COMMAND …``."""
+"""``chakra-et COMMAND …``, also as ``python -m chakra_et COMMAND …``.
+
+Exit status: 0; 2 for arguments or files that can't be used; 1 as a command's own module says.
+"""
 
 from __future__ import annotations
 

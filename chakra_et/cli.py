@@ -73,7 +73,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
     """Read the command line into one config.
 
     ``argv`` is as for ``argparse`` (None: ``sys.argv[1:]``); ``parser_options`` are passed to
-    ``argparse.ArgumentParser``, of a description its first line. Raises ``SystemExit(2)`` for an unknown flag
+    ``argparse.ArgumentParser``, with a description's first line. Raises ``SystemExit(2)`` for an unknown flag
     or a rejected value.
     """
     parser_options = {"prog": _running, "formatter_class": _HelpFormatter, **parser_options}
@@ -92,9 +92,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
 
 
 def made(config_class: type[Config], values: Mapping[str, Any]) -> Config:
-    """The config of these values. Raises ``ValueError`` for one that is out of its field's bounds, and what
-    the config raises.
-    """
+    """The config of these values. Raises ``ValueError`` for one out of bounds, and what the config raises."""
     for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
         given = values.get(field.name)
         least, above, most = (field.metadata.get(name) for name in ("least", "above", "most"))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from chakra_et.capture import gloo
+from chakra_et.jobs import default_workers
 from chakra_et.redact import redacted
 from utils import watch as watching
 from utils.watch import PeerFailure, Watch, describe
@@ -93,8 +94,7 @@ def set_threads(local_size: int) -> None:
     """
     chosen = os.environ.get("OMP_NUM_THREADS")
     if chosen is None or (chosen == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // local_size))
+        torch.set_num_threads(max(1, default_workers() // local_size))
 
 
 def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:

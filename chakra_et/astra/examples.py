@@ -1,7 +1,7 @@
 """``chakra-et fetch-example NAME``: unpack one of the small sets that come with the package, bundle and all.
 
 No network is needed. Each example is a folder that ASTRA-sim runs; benchmarks/make_examples.py makes them
-from real runs and from a plan. Exit status: 0; 2 for arguments or files that can't be used.
+from real runs and from a plan.
 """
 
 from __future__ import annotations

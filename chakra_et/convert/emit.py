@@ -157,8 +157,7 @@ def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
 
 
 def _add_communication(nodes: np.ndarray, of_node: list[Communication], rank: int, add: Add) -> None:
-    """Add the attributes of the communication ``nodes``; ``of_node`` has one entry per node. An unknown type
-    or size is left out."""
+    """Add the attributes of communication ``nodes``, one ``of_node`` each; no unknown type or size."""
 
     def end(item: Communication, mine: NodeType) -> int | None:
         return None if not item.is_message else rank if item.type is mine else item.peer
@@ -284,8 +283,7 @@ def _add_memory(rank: LinkedRank, graph: Graph, add: Add) -> None:
     """What each node allocated and freed, and the level of each device after it, see ``et.memory``.
 
     An event belongs to the node of its thread that ran at its time, or that was the thread's last one. Events
-    of threads without nodes, and those before the first node, belong to the main thread's node and the first
-    one.
+    of threads without nodes, and those before the first node, belong to the main thread's or first node.
     """
     device, memory = rank.device, rank.device.memory
     if not len(memory):

@@ -67,9 +67,9 @@ class RankResult:
 
     ``communication``: the communication nodes, for the checks across ranks. ``process``: host, process id and
     start of the trace, which differ between ranks. ``window``: start and end of the recording by the clock of
-    its host, ns. ``problems``: errors of the validator, one sentence each.
-    ``kept``: the file is from an earlier run. ``sha256``: of the file, and ``device_sha256``: of the device
-    trace, each where it was taken beside other work.
+    its host, ns. ``problems``: errors of the validator, one sentence each. ``kept``: the file is from an
+    earlier run. ``sha256``: of the file, and ``device_sha256``: of the device trace, where taken beside other
+    work.
     """
 
     report: RankReport
@@ -119,10 +119,9 @@ def convert_rank(job: RankJob) -> RankResult:
 
 
 def _write_in_two(path: Path, trace: ExecutionTrace, check: Callable[[], list[str]]) -> tuple[str, list[str]]:
-    """``et.file.write`` by two processes in turns: each tells the other where its next block goes.
+    """``et.file.write`` by two processes in turns, which tell each other where the next block goes.
 
-    Returns the SHA-256 of the file, which a third process takes as blocks are there, and what a fourth finds
-    by ``check``.
+    Returns the file's SHA-256, which a third process takes meanwhile, and what a fourth finds by ``check``.
     """
     with files.atomic_file(path) as file, contextlib.ExitStack() as stack:
         pipes = [os.pipe(), os.pipe(), os.pipe()]  # a turn of either process, and the blocks that are there

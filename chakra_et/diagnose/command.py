@@ -1,8 +1,6 @@
 """``chakra-et diagnose NAME``: what bounds a run, which rank is slow, and what to change.
 
-    chakra-et diagnose outputs/gpt2
-
-Exit status: 0; 2 for arguments or files that can't be used.
+chakra-et diagnose outputs/gpt2
 """
 
 from __future__ import annotations

@@ -163,16 +163,14 @@ def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kerne
 
 
 def without_numbers(names: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """A planned set's names without the numbers of micro-batches and layers, and the index of each given name
-    among them, int64."""
+    """A plan's names without numbers of micro-batches and layers; each given name's index, int64."""
     plain = [re.sub(r" \d+", "", name) for name in names]
     known = {name: at for at, name in enumerate(dict.fromkeys(plain))}
     return list(known), np.array([known[name] for name in plain])
 
 
 def _grouped(run: Run, found: Rates, index: np.ndarray, chosen: np.ndarray) -> list[tuple[Any, ...]]:
-    """(index, *figures as in ``KernelClass``) of the chosen nodes (bool[N]) by ``index`` (int64[N]), the most
-    time first."""
+    """(index, *figures of ``KernelClass``) of ``chosen`` bool[N] by ``index`` int64[N], most time first."""
     node = np.flatnonzero(chosen)
     index, length = index[node], run.graph.duration_ns[node]
     counts, time = np.bincount(index), np.bincount(index, length)

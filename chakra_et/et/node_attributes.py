@@ -104,8 +104,7 @@ def dependencies(trace: ExecutionTrace) -> tuple[np.ndarray, np.ndarray]:
 def set_integers(
     trace: ExecutionTrace, name: str, kind: ValueKind, values: np.ndarray, present: np.ndarray
 ) -> ExecutionTrace:
-    """The trace with integer attribute ``name`` set to ``values`` (N) on the nodes ``present`` (bool[N])
-    alone."""
+    """The trace with integer attribute ``name`` of ``values`` (N) on nodes ``present`` (bool[N])."""
     rows = np.flatnonzero(present)
     return _set(trace, name, Attribute(kind, rows, values[rows]))
 
@@ -121,8 +120,7 @@ def _set(trace: ExecutionTrace, name: str, attribute: Attribute) -> ExecutionTra
 def with_integers(
     trace: ExecutionTrace, name: str, values: Mapping[int, int], kind: ValueKind = "int64"
 ) -> ExecutionTrace:
-    """The trace whose nodes have other ``values`` (by row) of integer attribute ``name``; ``kind`` where it
-    is new."""
+    """The trace with other ``values`` (by row) of integer attribute ``name``; ``kind`` where it is new."""
     given = trace.attributes.get(name)
     present, column = has(trace, name), trace.column(name)
     rows = np.array(list(values), np.int64)

@@ -34,8 +34,7 @@ def take_rows(
 
 
 def select(trace: ExecutionTrace, keep: np.ndarray, chains: np.ndarray) -> ExecutionTrace:
-    """The nodes ``keep`` (bool[N]), in the same order, with the dependencies that lead through left-out
-    nodes.
+    """Nodes ``keep`` (bool[N]), in the same order, with dependencies that lead through left-out nodes.
 
     ``chains`` int64[N]: the chain that each node belongs to, -1 for none; kept nodes of one chain stay in
     order. A left-out node passes on, for each chain, the last of its kept ancestors there, so that the number
@@ -89,8 +88,8 @@ class New:
 
     ``needs``: rows and new nodes that it depends on; ``needed_by``: rows that depend on it; those of its lane
     need not be named. ``parent``: the operator that it is in; None: that of ``like``. ``collective``: the
-    bytes (comm_size) of a collective of type ``kind``, None for other nodes; ``lane`` of it. ``texts``:
-    string attributes.
+    bytes (comm_size) of a collective of type ``kind``, None for other nodes; its ``lane``. ``texts``: string
+    attributes.
     """
 
     after: int

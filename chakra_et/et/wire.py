@@ -197,8 +197,7 @@ class Fields:
     """The fields of many messages, one row per field; rows of one message are in byte order.
 
     ``message``: index of the message among those scanned; ``key``: ``number << 3 | wire type``; payload:
-    ``data[start:end]`` (the varint's own bytes for a varint); ``value``: the value of a varint, uint64. All
-    others are int64.
+    ``data[start:end]`` (the varint's own bytes for a varint); ``value``: of a varint, uint64. Others: int64.
     """
 
     message: np.ndarray

@@ -7,8 +7,7 @@
     tensorboard  scalars per step and rank, and the trace, in the folder -o
 
 A run goes to Perfetto and chrome://tracing as it was recorded, with every level of its call stacks, as long
-as its device traces are there, else as the nodes of its .et files. The run is given as in ``chakra-et
-report``. Exit status: 0; 2 for arguments or files that can't be used.
+as its device traces are there, else as the nodes of its .et files. NAME is as in ``chakra-et report``.
 """
 
 from __future__ import annotations

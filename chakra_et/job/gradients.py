@@ -32,8 +32,7 @@ _MOST_MIB = 1024
 
 @dataclass(frozen=True)
 class Gradient:
-    """``row``: where it is accumulated; ``type``: of its elements; ``block``: that of its parameter, -1 for
-    none."""
+    """``row``: where it is accumulated; ``type``: of elements; ``block``: of its parameter, -1 for none."""
 
     row: int
     shape: Shape
@@ -44,8 +43,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One backward pass on a lane: gradients in order, and ``launches``: (row of the collective, row of its
-    launch)."""
+    """One backward pass on a lane: gradients in order, and ``launches``: rows of (collective, its launch)."""
 
     lane: int
     gradients: list[Gradient]

@@ -259,8 +259,8 @@ class ScaledGroups:
     """The groups of a mesh of another size, numbered in the order of first use.
 
     ``apart``: of a mesh with one data-parallel place, the groups that every replica has for itself;
-    ``at_ends``: those of the first and the last stage. Raises ``TraceError`` where the captured groups don't
-    tell the new ones.
+    ``at_ends``: those of the first and the last stage. Raises ``TraceError`` where these don't tell the new
+    ones.
     """
 
     def __init__(

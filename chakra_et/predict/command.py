@@ -1,11 +1,9 @@
 """``chakra-et predict NAME``: the step time of a run under changed conditions.
 
-    chakra-et predict traces/gpt2 --scale 'aten::mm|gemm'=0.5
-    chakra-et predict traces/gpt2 --bandwidth 100Gbit/s --latency 5us
-    chakra-et predict traces/gpt2 --rank 3 --output predicted/gpt2
-    chakra-et predict traces/gpt2 --sweep dp=8,16,32 bandwidth=100Gbit/s,400Gbit/s --cluster slurm
-
-Exit status: 0; 2 for arguments or files that can't be used.
+chakra-et predict traces/gpt2 --scale 'aten::mm|gemm'=0.5
+chakra-et predict traces/gpt2 --bandwidth 100Gbit/s --latency 5us
+chakra-et predict traces/gpt2 --rank 3 --output predicted/gpt2
+chakra-et predict traces/gpt2 --sweep dp=8,16,32 bandwidth=100Gbit/s,400Gbit/s --cluster slurm
 """
 
 from __future__ import annotations

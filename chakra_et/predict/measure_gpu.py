@@ -119,9 +119,7 @@ def _copy_bandwidth(config: MeasureGpuConfig) -> float:
 
 
 def call_micros(call: Callable[[], object], device: str, repeats: int) -> float:
-    """µs of a call: the mean of the repeats in a CUDA graph, after three; on the CPU, which others use too,
-    the fastest.
-    """
+    """µs of a call: the mean of repeats in a CUDA graph, after three; on a shared CPU the fastest."""
     import torch
 
     if device == "cpu":

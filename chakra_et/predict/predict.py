@@ -163,8 +163,7 @@ def mean_step_ns(run: Run, timeline: NodeTimes) -> np.ndarray:
 
 def steady_ns(run: Run, timeline: NodeTimes) -> np.ndarray:
     """The mean step of each trace as in a long run, float64[T] ns: there, what the device does after the
-    host's last step is beside a further one; and where a stream has more to do than the host, it sets the
-    pace."""
+    host's last step is beside a further one; and a stream with more to do than the host sets the pace."""
     found, graph = mean_step_ns(run, timeline), run.graph
     start, end, node_of = timeline.start_ns, timeline.end_ns, graph.scatter(np.arange(len(graph)))
     for at, (steps, trace, nodes) in enumerate(zip(run.steps, graph.traces, node_of, strict=True)):

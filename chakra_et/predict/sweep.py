@@ -1,7 +1,6 @@
 """``chakra-et predict NAME --sweep dp=8,16 bandwidth=100Gbit/s,400Gbit/s``: one prediction per combination.
 
-Each is a job of its own, on this host or on the workers of a cluster; one that is refused is a row of the
-table and not the end.
+Each is a job of its own, on this host or on the workers of a cluster; a refused one is a row of the table.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _OF_THE_RUN = ("name", "allow_missing_ranks", "skeletons", "json", "cluster", "s
 
 def sweep(config: PredictConfig, predict: Callable[[PredictConfig], dict[str, Any]]) -> list[dict[str, Any]]:
     """A row per combination of the values of ``--sweep``, in their order: ``with``, flag → value, and what
-    ``predict`` finds with these or, where that is refused, ``error``. Raises ``TraceError`` for a flag that
-    can't be swept."""
+    ``predict`` finds with these or, where that is refused, ``error``. Raises ``TraceError``.
+    """
     jobs = list(_combinations(config))
     rows: list[dict[str, Any]] = [{"with": given} for given, _ in jobs]
     workers = default_workers()

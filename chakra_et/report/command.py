@@ -4,8 +4,7 @@
     chakra-et report outputs/gpt2 --json
 
 NAME stands for NAME.0.et, NAME.1.et, … (or for traces of that name, which are converted on the way). The
-run's .et files, its traces, or its folder are accepted too. Exit status: 0; 2 for arguments or files that
-can't be used.
+run's .et files, its traces, or its folder are accepted too.
 """
 
 from __future__ import annotations

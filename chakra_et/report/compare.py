@@ -6,8 +6,7 @@
 Each name is a run as in ``chakra-et report``; all are compared with the first. Operators and kernels are
 matched by kind and name, modules and calls by path; times are per step and rank. Kernels of different vendors
 have different names, so their classes and the device time of the operators that launched them are compared
-too. What has no partner has rows of its own, so that every list adds up. Exit status: 0; 2 for arguments or
-files that can't be used.
+too. What has no partner has rows of its own, so that every list adds up.
 """
 
 from __future__ import annotations
@@ -135,8 +134,7 @@ def calls_by_path(calls: list[Call]) -> dict[tuple[str, str], tuple[int, ...]]:
 
 
 def match(sides: list[Side], table: str) -> list[Matched]:
-    """The entries of one of ``TABLES`` of any run, with the sums of each run, per step and rank; the greatest
-    change first."""
+    """The entries of one of ``TABLES`` with each run's sums, per step and rank; the greatest change first."""
     found = []
     for key in dict.fromkeys(key for each in sides for key in each[table]):
         rows: list[tuple[float | None, ...]] = []

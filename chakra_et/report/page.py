@@ -65,8 +65,7 @@ class PackedColumns:
         self._blocks.append(column.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes())
 
     def pack(self, content: dict[str, Any]) -> bytes:
-        """The columns and ``content`` as one block, dataclasses as lists; the same input gives the same
-        bytes."""
+        """Columns and ``content`` as one block, dataclasses as lists; the same input gives the same bytes."""
         found = content | {"columns": self._listed}
         text = json.dumps(found, separators=(",", ":"), default=_row).encode()
         block = b"".join([struct.pack("<I", len(text)), text, *self._blocks])

@@ -38,8 +38,7 @@ class Setting:
     ``demand``, where the network was changed, of the K operations of matched communication, float64 ns: what
     each takes on a link that nothing else uses (see ``share``); its latency and calls, during which the link
     is free; and the least that the ranks themselves need. ``doubts``: by how much each node may last longer
-    for one cause (of ``own_ns``, of ``lasting_ns``), one standard deviation. ``notes``: what was assumed, one
-    sentence each."""
+    for one cause (of ``own_ns``, of ``lasting_ns``), one standard deviation. ``notes``: what was assumed."""
 
     graph: ReplayGraph
     own_ns: np.ndarray
@@ -61,9 +60,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Steps:
-    """The S steps of one trace: ``names``; ``first[S]``: the node with which each begins;
-    ``measured_ns[S]``, None where the file holds no start times. A trace without steps has one, from its
-    first node on (``first`` is -1)."""
+    """The S steps of one trace: ``names``; ``first[S]``: the node with which each begins; ``measured_ns[S]``,
+    None where the file holds no start times. A trace without steps has one, from the first node (``first``:
+    -1)."""
 
     names: list[str]
     first: np.ndarray
@@ -125,8 +124,7 @@ class Run:
         return code
 
     def step_times(self, start_ns: np.ndarray, end_ns: np.ndarray) -> list[list[int]]:
-        """How long each step of each trace lasts where nodes have these times, ns; the last one to the end of
-        the trace."""
+        """How long each step of each trace lasts by these times, ns; the last one to the end of the trace."""
         first, found = self.graph.first[:-1], []
         starts, ends = np.minimum.reduceat(start_ns, first), np.maximum.reduceat(end_ns, first)
         for steps, start, end in zip(self.steps, starts, ends, strict=True):
@@ -136,8 +134,7 @@ class Run:
 
 
 def devices_of(manifest: Any) -> dict[int, str]:
-    """Rank → device, as a capture's manifest tells it: {} where it doesn't, as it only confirms what the user
-    says."""
+    """Rank → device by a capture's manifest: {} where it doesn't tell, as it only confirms the user."""
     try:
         return {int(each["rank"]): str(each["device"] or "") for each in manifest["ranks"]}
     except (ValueError, KeyError, TypeError):

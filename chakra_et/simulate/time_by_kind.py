@@ -22,8 +22,7 @@ _CALLED |= {"collective": "transfer", "p2p": "transfer"}
 
 
 def overhead_part(path: Mapping[str, int]) -> float:
-    """The part (0 to 1) of a critical path, µs by kind, in which no operator, call, kernel or communication
-    runs."""
+    """The part (0 to 1) of a critical path, µs by kind, in which nothing runs but overhead."""
     total = sum(path.values())
     return sum(path[kind] for kind in OVERHEAD) / total if total else 0.0
 

@@ -2,8 +2,7 @@
 
     chakra-et stragglers outputs/gpt2 --json
 
-Step times against those of an ideal job, in which each operation takes what is typical of its kind. JSON: see
-``Stragglers.as_json``. Exit status: 0; 2 for arguments or files that can't be used.
+Step times against those of an ideal job, in which each operation takes what is typical of its kind.
 """
 
 from __future__ import annotations

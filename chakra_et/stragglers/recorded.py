@@ -208,8 +208,7 @@ def _operations(
 def _kinds_of_cells(
     graph: ReplayGraph, found: Stretches, cell: np.ndarray, stages: dict[int, int]
 ) -> np.ndarray:
-    """One number for the cells, (rank, step), that do the same work: of one stage, with the same
-    communication."""
+    """One number for cells (rank, step) of the same work: of one stage, with the same communication."""
     comm = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
     comm = comm[np.lexsort((found.ordinal[comm], cell[comm]))]
     cells = len(graph.traces) * len(found.steps)

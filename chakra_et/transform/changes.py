@@ -101,8 +101,7 @@ def with_transfers(run: Run) -> list[ExecutionTrace]:
 
 
 def with_sizes(trace: ExecutionTrace, sizes: Mapping[int, int], retime: Retime) -> ExecutionTrace:
-    """The trace whose communication (by row) has other ``sizes``, and takes the time of these; messages take
-    it in proportion."""
+    """The trace whose communication (by row) has other ``sizes`` and their times, messages in proportion."""
     table, group = texts(trace, "pg_name")
     before, kinds = trace.column("comm_size"), trace.column("comm_type", -1)
     duration = trace.duration_micros.copy()

@@ -1,8 +1,7 @@
-"""``chakra-et scale outputs/NAME --dp 64 -o outputs/NAME-64``: a set of more or fewer data-parallel ranks, or
-of a model with other layers, batch or sequence.
+"""``chakra-et scale outputs/NAME --dp 64 -o outputs/NAME-64``: other ranks, layers, batch or sequence.
 
 Each new rank is a copy of a captured one with the measured spread of compute times; groups, peers and sizes
-of collectives are those of its place. Exit status: 0; 2 for arguments or files that can't be used.
+of collectives are those of its place.
 """
 
 from __future__ import annotations

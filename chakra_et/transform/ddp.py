@@ -207,7 +207,7 @@ class BucketSize:
     Gradients go into buckets in the order in which they were ready, and the last one of a bucket launches its
     all-reduce, as the median launch of the run did. Copies into buckets and back stay; the wait for a bucket
     comes just before its first gradient is copied back. With gloo, the last all-reduce of a step takes as
-    long as the last ones of the run did, as the backward pass has ended by then.
+    long as the last ones of the run did, the backward pass being over.
     """
 
     mb: float
@@ -313,8 +313,7 @@ class _Wiring:
         return found
 
     def waiting(self, step: Backward, part: list[int]) -> list[int]:
-        """What waits for a bucket: the copy back of its first gradient, or what waited for that gradient's
-        bucket in the run."""
+        """What waits for a bucket: its first gradient's copy back, or what did for its old bucket."""
         finish = step.finish if step.finish >= 0 else len(self.removed)
         old = next(each for each in step.buckets if each.first <= part[0] < each.last)
         known = self.target[self.source == old.collective]

@@ -241,8 +241,7 @@ def find_units(operators: Operators, blocks: Blocks, step: Backward, where: str)
 @dataclass(frozen=True)
 class Nodes:
     """Makes the nodes of one rank's steps. ``call``: its ``view_micros``; ``launch``: µs of a collective's
-    call. ``collective``: a row of a measured all-reduce, which lends attributes to the new ones; ``lane``:
-    theirs."""
+    call. ``collective``: a measured all-reduce, which lends attributes to new ones; ``lane``: theirs."""
 
     rate: Elementwise
     call: float

@@ -8,8 +8,8 @@ they call.
 code, as PyTorch's own kernels and GPUs of one vendor do, an operator keeps its efficiency: its time changes
 as the modelled ones do (Williams, Waterman and Patterson, Roofline, CACM 2009). Matrix products, convolutions
 and attention come from each vendor's libraries, and how well they suit a shape on one GPU tells nothing of
-the other: there the modelled time of the target stands alone. How far off it is, on GPUs and models that it
-wasn't fitted to: ``benchmarks/cost_accuracy.py`` and ``benchmarks/fit_gpus.py``.
+the other: there the modelled time of the target stands alone. How far off on others than it was fitted to:
+``benchmarks/cost_accuracy.py`` and ``benchmarks/fit_gpus.py``.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def parse_gpu(text: str) -> OtherGpu:
 
 
 def _check_source(run: Run, of: gpus.Gpu, flag: str) -> list[str]:
-    """A note where the files don't confirm that the run is ``of`` this GPU. Raises ``TraceError`` where
-    they name another GPU."""
+    """A note where the files don't confirm that the run is ``of`` this GPU. Raises ``TraceError`` for
+    another."""
     source, names = of.name, gpus.names()
     for rank, trace in zip(run.graph.ranks, run.graph.traces, strict=True):
         name = str(trace.metadata.get("device_name") or run.devices.get(rank, ""))
@@ -235,8 +235,8 @@ def on_target(
 @dataclass(frozen=True)
 class Launchers:
     """The K kernels and copies of a run, ``nodes[K]``, ``kind[K]`` (index into ``CLASSES``), and the O
-    operators that launched them: ``of[K]`` int64, ``work``: O entries. A memory copy, and a kernel without
-    operator, is its own."""
+    operators that launched them: ``of[K]`` int64, ``work``: O entries. Copies and kernels without one are
+    their own."""
 
     nodes: np.ndarray
     kind: np.ndarray

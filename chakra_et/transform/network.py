@@ -143,8 +143,7 @@ class Network:
 
 
 def read_network(text: str) -> NetworkModel:
-    """The network of a file of ``chakra-et measure-network``, or of a line as ``10 Gbit/s, 30 us``. Raises
-    ``TraceError``."""
+    """The network of a file of ``measure-network``, or as ``10 Gbit/s, 30 us``. Raises ``TraceError``."""
     if text.lower().endswith(".json") or os.path.isfile(text):
         return read_model(text)
     from chakra_et.cost.topology_text import read_topology

@@ -108,8 +108,7 @@ def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, place: 
 
 
 def varied(trace: ExecutionTrace, factors: np.ndarray) -> ExecutionTrace:
-    """A trace ``with_steps`` whose compute times are multiplied by the factor (float64[S, K]) of their step
-    and kind."""
+    """A trace ``with_steps`` with compute times multiplied by ``factors`` (float64[S, K]: step, kind)."""
     step = trace.column(_STEP)
     computes = (trace.types < NodeType.COMM_SEND) & (step >= 0)
     of_node = factors[np.minimum(step, len(factors) - 1), node_kinds(trace)]
@@ -203,8 +202,7 @@ def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> 
     """The set with its missing ranks written into ``folder``, and a sentence about them.
 
     A missing rank is a copy of the nearest rank of its stage and tensor-parallel place, with its own groups
-    and peers, and with compute times that vary as measured. Raises ``TraceError`` where there is no such
-    rank.
+    and peers, and compute times that vary as measured. Raises ``TraceError`` where there is none.
     """
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
     mesh = find_mesh(found.run.name, found.groups, traces, found.world, mesh_text)

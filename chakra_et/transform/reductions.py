@@ -33,8 +33,7 @@ _INTO_NODES, _LAUNCH_NODES, _BACK_NODES = 11, 2, 6
 
 def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTraces:
     """The ranks with the reduction of gradients that one replica does without, each in a group of its own.
-    ``bucket_mb``: DDP's bucket_cap_mb, None for its default. Raises ``TraceError`` where no gradients are
-    recognised."""
+    ``bucket_mb``: DDP's bucket_cap_mb, None for its default. Raises ``TraceError`` without gradients."""
     limits = (FIRST_MIB, OTHERS_MIB) if bucket_mb is None else (bucket_mb, bucket_mb)
     groups = dict(ranks.groups)
     notes = []
@@ -145,8 +144,7 @@ def _last_of_steps(sweeps: Sequence[Sweep], operators: Operators) -> list[Sweep]
 def _put_in(
     operators: Operators, sweeps: Sequence[Sweep], group: str, limits: tuple[float, float]
 ) -> tuple[ExecutionTrace, list[int]]:
-    """The trace with an all-reduce for each bucket, on CPUs also the copies into buckets and back; and the
-    bytes of the buckets."""
+    """The trace with an all-reduce for each bucket, on CPUs copies to it and back; buckets' bytes."""
     trace, new, on_cpu = operators.trace, list[New](), not (operators.trace.column("stream", -1) >= 0).any()
     lane, rate = int(trace.column("lane", -1).max()) + 1, Elementwise(trace)
     attributes = {"kind": "collective", "pg_name": group, "pg_description": "data parallel"}

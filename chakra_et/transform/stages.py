@@ -243,8 +243,7 @@ def segments_of(operators: Operators, blocks: Blocks, where: str) -> list[Segmen
 
 
 def _cut(operators: Operators, on_lane: np.ndarray, last: int, first: int) -> tuple[int, int, bool]:
-    """(end of the pass before, begin of the pass after, whether a step ends between): rows between two
-    passes."""
+    """(end of the pass before, begin of the one after, whether a step ends between): rows between passes."""
     between = on_lane[(on_lane > last) & (on_lane < first)].tolist()
     phase, name = operators.phase, operators.name
     if any(phase[row] == "optimizer" for row in between):

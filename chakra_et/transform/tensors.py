@@ -322,8 +322,7 @@ def find_sharding(
 def _of_collectives(
     of_rank: Mapping[int, Operators], tensor_groups: set[str]
 ) -> tuple[int, set[Shape], set[int], set[int]]:
-    """The hidden size, (tokens, batch), whole sizes, and shards (of tokens) that the tensors of collectives
-    show."""
+    """Hidden size, (tokens, batch), whole sizes, and shards (of tokens) that collectives' tensors show."""
     hidden: Counter[int] = Counter()
     whole: set[int] = set()
     sharded: set[int] = set()

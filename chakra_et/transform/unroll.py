@@ -26,8 +26,7 @@ class Draft:
     """New nodes by number. ``old``: the row that each is a copy of; ``copy``: which copy, in the order of the
     layers. ``lanes``: nodes in order. ``across``: dependencies (from, to) but for those along a lane: there a
     node follows the one before it if its row is ``chained``. Of single nodes, other bytes of communication
-    (``sizes``), the ``ends`` of a message (source, target, tag), and another parent, as (row, copy)
-    (``above``)."""
+    (``sizes``), the ``ends`` of a message (source, target, tag), and other parents (``above``: row, copy)."""
 
     trace: ExecutionTrace
     blocks: Blocks
@@ -48,8 +47,7 @@ class Draft:
 
 
 def drafted(trace: ExecutionTrace, blocks: Blocks | None = None, copies: Sequence[int] = ()) -> Draft:
-    """Block b of every pass ``copies[b]`` times (0: left out), one copy after the other; without ``blocks``
-    the nodes as they are.
+    """Block b of every pass ``copies[b]`` times, one copy after the other; without ``blocks`` all as it is.
 
     On a lane each node follows the one before it, as its original did. A dependency within a block, or
     between its forward and its backward pass, is one within each copy; one from outside holds for all copies,
@@ -206,8 +204,7 @@ def _with_calls(new: ExecutionTrace, old: ExecutionTrace, source: np.ndarray) ->
 def _with_sequences(
     new: ExecutionTrace, draft: Draft, source: np.ndarray, copy: np.ndarray
 ) -> ExecutionTrace:
-    """The autograd numbers (``seq_id``) of copies follow each other, and tie backward to forward operators as
-    before."""
+    """Autograd numbers (``seq_id``) of copies follow each other, and tie backward to forward as before."""
     blocks, numbers = draft.blocks, draft.trace.column("seq_id", -1)
     forward = np.flatnonzero((blocks.group >= 0) & (numbers >= 0))
     forward = forward[~np.array(blocks.is_backward, dtype=bool)[blocks.group[forward]]]

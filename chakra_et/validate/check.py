@@ -59,8 +59,8 @@ def check(
 ) -> list[Problem]:
     """Check one trace, in the file ``name``: one problem per broken rule, ``more`` with them.
 
-    ``comm_groups`` maps group ids to ranks, as in the comm-group file (None: no such file). ``rank`` None:
-    that of the metadata.
+    ``comm_groups`` maps group ids to ranks, as in the comm-group file (None: no such file). ``rank``: None:
+    by metadata.
     """
     file = File(trace, trace.metadata_int("rank") if rank is None else rank, comm_groups, name)
     return [_problem(finding, name, file) for finding in (*check_file(file), *more)]
@@ -69,8 +69,7 @@ def check(
 def check_together(
     traces: Mapping[int, ExecutionTrace], comm_groups: dict[str, list[int]] | None, names: Mapping[int, str]
 ) -> list[Problem]:
-    """Check the traces of a run, in the files ``names``, against each other only. Traces of the communication
-    nodes are enough."""
+    """Check a run's traces, of files ``names``, against each other: communication nodes are enough."""
     files = {rank: File(trace, rank, comm_groups, name=names[rank]) for rank, trace in traces.items()}
     whole = ", ".join([*names.values()][:2]) + (", …" if len(names) > 2 else "")
     return [

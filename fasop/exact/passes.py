@@ -248,9 +248,7 @@ class Passes:
         return others + self.over_replicas(copies, tp * beside, of_experts * width, reduces)
 
     def over_replicas(self, data: Group, tp: int, size: np.ndarray, reduces: bool) -> np.ndarray:
-        """Seconds of a collective of ``size`` bytes per GPU among a stage's replicas; 0 for none or a single
-        one.
-        """
+        """Seconds of a collective of ``size`` bytes per GPU among replicas; 0 for none or a single one."""
         # Where the stage has but a part of a node between others, its neighbour reduces over the same link.
         sizes = [self.links.cluster.size(self.links.cluster.gpu(part.gpu)) for part in data]
         shared = len(data) > 1 and any(part.gpus * tp < size for part, size in zip(data, sizes, strict=True))

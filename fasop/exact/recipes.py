@@ -217,9 +217,7 @@ def update_seconds(gpu: Gpu, options: Options, gpus: int) -> float:
 def unit_parts(
     gpu: Gpu, model: Model, kind: str, tp: int, mbs: int, options: Options, ep: int = 1
 ) -> dict[str, np.ndarray]:
-    """Seconds [forward, backward, run again by selective recomputation] of a unit's parts, by the kernels'
-    models.
-    """
+    """Seconds [forward, backward, again by selective recomputation] of a unit's parts, by kernels' models."""
     if kind == "P" and model.mtp:
         # Modules that predict further tokens: a layer and a head each.
         plain = replace(model, mtp=0)

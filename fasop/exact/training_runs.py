@@ -61,6 +61,8 @@ _STEPS = {
     **{"gpt3_xl": (3072, 24, 24, 50257), "gpt3_27": (2560, 32, 32, 50257), "opt_13": (2048, 24, 32, 50272)},
 }
 _LAYOUT = ("source", "gpu", "num_gpus", "precision", "model", "task", "mbs", "seq", "tp", "pp", "ep")
+_read_once = functools.cache(read_costs)
+_VTRAIN_COSTS = PUBLISHED.with_name("vtrain.json")  # of layers, learned from 1,040 of its rows; for no others
 _VTRAIN = "num_gpus gbs mbs hidden heads layers seq tp dp pp"
 # Bytes per second that vTrain counts for twice a message's bytes (``_compute_p2p_latency`` in predictor.py,
 # by the 800 Gbit/s of its settings of one node).
@@ -319,16 +321,10 @@ def _vtrain(row: Mapping[str, str], _: object) -> Run:
     options = Options(gradient_bytes=2, engine="eager", scatter_gather=True)
     name = f"hidden {n['hidden']}, {n['layers']} layers, tp, dp, pp {degrees}, mbs {n['mbs']}"
     message = 2 * n["mbs"] * n["seq"] * n["hidden"] * options.activation_bytes / _VTRAIN_LINK
-    costs = [file for file in (_vtrain_costs(),) if model.name in file.models]
+    costs = [file for file in (_read_once(_VTRAIN_COSTS),) if model.name in file.models]
     notes, seconds = tuple(file.source for file in costs), float(row["step_ms"]) / 1e3
     run = Run(name, "vTrain, one node", layout, options, seconds, notes, row)
     return run._replace(left_out_with=f"layout {degrees}", message=message, costs=tuple(costs))
-
-
-@functools.cache
-def _vtrain_costs() -> CostFile:
-    """Layers of vTrain's profile, learned from 1,040 of its rows; for no other runs."""
-    return read_costs(PUBLISHED.with_name("vtrain.json"))
 
 
 def _gpu(text: str) -> str:

@@ -31,8 +31,7 @@ class Gpu:
     (NVSwitch); instance: the node's commercial name; like, speed: costs are those of GPU ``like`` ("": this
     name), divided by ``speed``; gpus_per_node: 0: the cluster's; gpu_bandwidth: bit/s that one GPU sends to
     another node (0: all that its node can); reserved_gib: what the framework and its communicators take of
-    one GPU's memory; hosts: names of the nodes; queue, gres: what Slurm calls their partition and this type
-    of GPU.
+    one GPU's memory; hosts: names of the nodes; queue, gres: Slurm's names of partition and GPU.
     """
 
     name: str

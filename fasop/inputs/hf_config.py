@@ -15,8 +15,7 @@ SEQUENCES, LONGEST = 512, 8192  # of a step, and tokens of one, where nothing el
 class _Family(NamedTuple):
     """How a ``model_type`` differs from a Llama: biases of queries, keys and values (q), of the output (o),
     of the feed-forward part (m); settings that turn biases on; norms per layer, of queries and keys too, with
-    biases; learned positions, how many more than the setting says (-1: none); whether embedding and head are
-    one.
+    biases; learned positions more than the setting says (-1: none); whether embedding and head are one.
     """
 
     biases: str = ""

@@ -22,7 +22,7 @@ from fasop.plans.layout import of_plan, working_gpus
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, by_time_and_price, pareto_front
 from fasop.schedule import events, one_f_one_b
-from fasop.search.planner import sharded_memory
+from fasop.search.planner import memory_with
 
 # How far the exact model's steps were off on average for plans that others have measured on A100
 # (benchmarks/planner_accuracy.py): taken for GPUs on which no plan has been measured.
@@ -322,7 +322,8 @@ def scatter(plans: Sequence[Plan]) -> str:
 def csv_row(plan: Plan) -> tuple[object, ...]:
     """One plan as a row of ``COLUMNS``."""
     fullest = []
-    for memory in (plan.stage_memory, sharded_memory(plan)):
+    sharded = replace(plan.options, zero=max(plan.options.zero, 1))  # if replicas shared optimizer states
+    for memory in (plan.stage_memory, memory_with(plan, sharded)):
         # Of the stage that is closest to its cap, or furthest above.
         size, cap = max(zip(memory, plan.stage_cap, strict=True), key=lambda pair: pair[0] / pair[1])
         fullest += [size > cap, f"{size:.6f}"]

@@ -203,12 +203,6 @@ def with_price(plan: Plan) -> Plan:
     return replace(plan, price_per_step=hourly / 3600 * plan.step_time)
 
 
-def sharded_memory(plan: Plan) -> tuple[float, ...]:
-    """GiB of one GPU of each stage of a plan, if its replicas shared the optimizer states."""
-    options = replace(plan.options, zero=max(plan.options.zero, 1))
-    return memory_with(plan, options)
-
-
 def memory_with(plan: Plan, options: Options) -> tuple[float, ...]:
     """GiB of one GPU of each stage of a plan, if it ran with other options."""
     passes = Passes(plan.model, Compute([], plan.model, options), Communication(plan.cluster), options)

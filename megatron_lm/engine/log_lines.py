@@ -1,6 +1,5 @@
 """What a training process prints, in Megatron-LM's log format, which ``logs/records.py`` reads: iterations,
-memory, and when each part of an iteration started and ended on this rank, measured through megatron-core's
-timers.
+memory, and when each part of an iteration started and ended on this rank, by megatron-core's timers.
 
 Every line is written in one piece, because the ranks of a node share a file.
 """

@@ -87,8 +87,7 @@ class Norm:
     """PyTorch's norm of the configured kind, in the form in which megatron-core's layers ask for one.
 
     megatron-core's own wrapper refuses sequence parallelism, which needs no more than this mark on the
-    weights: their gradients are summed over the tensor-parallel ranks, each of which sees a part of the
-    sequence.
+    weights: their gradients are summed over the tensor-parallel ranks, each with a part of the sequence.
     """
 
     def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.Module:  # type: ignore[misc]

@@ -1,6 +1,4 @@
-"""megatron-core's optimizer (mixed precision, loss scale, clipping, optionally sharded) and its learning
-rate.
-"""
+"""megatron-core's optimizer (mixed precision, loss scale, clipping, sharded or not) and learning rate."""
 
 from __future__ import annotations
 
@@ -61,8 +59,7 @@ class Optimizer:
     def gather(self, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
         """A parameter's fp32 value, its moments (absent before the first step) and ``step``, on the CPU.
 
-        With a sharded optimizer all ranks of a data-parallel group call it, and its first rank gets the
-        result.
+        With a sharded optimizer all data-parallel ranks call it, and the first one gets the result.
         """
         main, own = self._main(parameter)
         flat = torch.zeros(1 + len(MOMENTS), parameter.numel(), device=parameter.device)

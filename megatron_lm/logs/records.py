@@ -64,9 +64,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU line of ``slurm/node.sh``, in gpustat's format. Memory in MB; None where the driver gives no
-    value.
-    """
+    """One GPU line of ``slurm/node.sh``, in gpustat's format. Memory in MB; None: no value."""
 
     index: int
     name: str

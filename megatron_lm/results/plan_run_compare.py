@@ -54,9 +54,7 @@ class CompareConfig:
 
 
 class Measured(NamedTuple):
-    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; stages: what each
-    did, per iteration.
-    """
+    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest; stages: in one."""
 
     job: str
     iteration: float

@@ -1,6 +1,4 @@
-"""All settings of a run as one value, the sizes of a model, the models that MODEL names, and what must fit
-together.
-"""
+"""All settings of a run as one value, the sizes of the models that MODEL names, and what must fit."""
 
 from __future__ import annotations
 

@@ -131,9 +131,7 @@ def resumed(job: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_files(values: Mapping[str, str]) -> None:
-    """Raise ``RunError`` if a dataset, checkpoint or container image that the settings name is missing
-    or damaged.
-    """
+    """Raise ``RunError`` if the settings' dataset, checkpoint or container image is missing or damaged."""
     data, load, save = values["DATA_PATH"], values["LOAD"], values["SAVE"]
     if data and (problem := saved.dataset_damage(data)):
         raise RunError(f"DATA_PATH={data}: {problem}.")
@@ -228,9 +226,7 @@ def submit(all_scripts: list[str]) -> list[str]:
 
 
 def record(folder: Path, ids: Sequence[str], values: Mapping[str, str]) -> None:
-    """Keep what belongs to a run beside its logs: the ids of its jobs, and the settings it was submitted
-    with.
-    """
+    """Keep a run's jobs beside its logs, and the settings that it was submitted with."""
     for job in ids:
         (folder / job).mkdir(parents=True, exist_ok=True)
         files.write_text(folder / job / JOBS, "".join(f"{other}\n" for other in ids))

@@ -121,8 +121,7 @@ class Around:
         return self.device.names[int(self.device.name[row])]
 
     def facts(self, rows: Iterable[int]) -> Facts:
-        """The merged facts of ``rows``, in Kineto's arguments and the host trace's attributes; earlier rows
-        win, and the former."""
+        """Facts of ``rows``, merged: Kineto's arguments before host attributes, earlier rows first."""
         found = Facts()
         for row in rows:
             if (args := self.device.communication.get(row)) is not None:
@@ -210,8 +209,7 @@ def shape_bytes(shapes: bytes, types: bytes) -> tuple[int, ...]:
 
 
 def message_ends(values: list[Any]) -> tuple[int, int]:
-    """Peer (rank in the group) and tag of ``c10d::send`` and ``recv_``, their last two arguments; -1 and 0 if
-    not recorded."""
+    """Peer (rank in the group) and tag of a message, its last two arguments; -1 and 0 if not recorded."""
     peer, tag = values[-2:] if len(values) > 1 else (None, None)
     return (peer, tag) if type(peer) is int and type(tag) is int else (-1, 0)
 
@@ -223,8 +221,7 @@ def launchers(device: DeviceTrace) -> np.ndarray:
 
 
 def marks(device: DeviceTrace) -> dict[int, tuple[str, int]]:
-    """Launcher → its group and the bytes that it sends (0: not recorded), by our tracer's annotation around
-    it."""
+    """Launcher → its group and the bytes it sends (0: not recorded), by our tracer's annotation around it."""
     on_thread = np.argsort(device.thread, kind="stable")
     at = np.flatnonzero(named(device, GROUP_MARK.fullmatch)[on_thread[:-1]])
     names = (device.names[code] for code in device.name[on_thread[at]].tolist())

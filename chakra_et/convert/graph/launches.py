@@ -52,8 +52,7 @@ class Launches:
 
     ``gpu``: its rows. ``time``: launch time of each row in ns, ``BEFORE_RECORDING`` without a launch in the
     trace. ``before``: the previous row on its stream. The latter two are int64[rows of the trace] and
-    undefined for rows that are not on the GPU. ``streams``: (device, stream) → launch times and rows, in
-    order of launch.
+    undefined for rows off the GPU. ``streams``: (device, stream) → launch times and rows, in order of launch.
     """
 
     def __init__(self, device: DeviceTrace, timeline: Timeline, calls: np.ndarray) -> None:

@@ -34,8 +34,7 @@ def rate_of(host: HostTrace, host_row: np.ndarray) -> float:
 
 
 def link(host: HostTrace, device: DeviceTrace) -> np.ndarray:
-    """Match the two traces of one rank: the row of the host trace for each row of the device trace, -1 for
-    none. Never fails."""
+    """The row of the host trace for each row of the same rank's device trace, -1 for none. Never fails."""
     on_cpu = operators_and_annotations(device)
     if not host.recorded:
         return np.where(on_cpu, np.cumsum(on_cpu) - 1, -1)
@@ -159,8 +158,8 @@ def rank_and_world(
     """Rank and number of ranks.
 
     The device trace, the file name (``path_rank``, -1: none) and the manifest (``manifest_world``, 0: none)
-    must agree. Without a recorded number of ranks it is the size of the default group, or ``ranks_here``.
-    Raises ``TraceError``.
+    must agree. Without a recorded number it is the default group's size, or ``ranks_here``. Raises
+    ``TraceError``.
     """
     rank = _whole(device.distributed.get("rank"), -1)
     if rank >= 0 and path_rank >= 0 and rank != path_rank:
