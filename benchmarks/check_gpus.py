@@ -6,7 +6,7 @@
 Only operators whose shapes are recorded are counted. A further MI300X trace is judged by a fit without it; no
 trace of the other GPUs was used in any fit, and all but the specified rates is taken from H100.
 
-A second table has short kernels of NVIDIA's GPUs: what aligned products of 16 bits took beyond the model of
+A second table has short kernels of NVIDIA's GPUs: what aligned products (V100: 32 bits) took beyond those of
 the tables, which were timed in CUDA graphs, and what elementwise kernels took beyond theirs, medians in µs;
 and how far apart kernels are that wait for one another, within 3 µs: no part of any kernel's time.
 """
@@ -42,7 +42,7 @@ _PAIRS = ("bert-small-uncased", "owlv2-large-patch14-ensemble", "timesformer-bas
 _SHORT: dict[str, tuple[str, str, str | None]] = {
     name: ("H100", f"public/pairs/h100_{name}.json.gz", None) for name in _PAIRS
 }
-_SHORT |= {"vLLM": ("B200", *_TRACES["B200"])} | {
+_SHORT |= {"vLLM": ("B200", *_TRACES["B200"]), "recommendation": ("V100", *_TRACES["V100"])} | {
     name: ("H200", f"{_OWN}/{name}_device.json.gz", f"{_OWN}/{name}_host.json.gz")
     for name in ("host-bound", "compiled", "gloo", "device-bound", "graphs")
 }
@@ -85,13 +85,13 @@ def short(folder: Path, gpu: str, device: str, host: str | None) -> tuple[str, .
     launch = model.of("matrix product", "launch")
     beyond: list[list[float]] = [[], []]
     for work, micros, _ in trace:
-        whole = work.product and min(work.aligned) == 16 and number(work.type) == "16 bit"
+        whole = work.product and min(work.aligned) == 16 and number(work.type) in ("16 bit", "float")
         if work.kind == "matrix product" and whole and micros < _PRODUCT:
             beyond[0].append(micros - model.micros(work) + launch)
         elif work.kind == "elementwise" and work.known and work.tested and micros < _KERNEL:
             beyond[1].append(micros - model.micros(work))
     found = json.loads(gzip.decompress((folder / device).read_bytes()))
-    version = int(found["cuda_runtime_version"])
+    version = found.get("cuda_runtime_version", 0)
     kernels = np.array(
         sorted(
             (each["args"]["stream"], float(each["ts"]), each["dur"])
@@ -103,7 +103,7 @@ def short(folder: Path, gpu: str, device: str, host: str | None) -> tuple[str, .
     apart = apart[(np.diff(kernels[:, 0]) == 0) & (apart >= 0) & (apart < _APART)]
     shown = [part for each in beyond for part in (f"{len(each)}", f"{np.median(each):+.1f}" if each else "")]
     between = f"{np.median(apart):.2f}" if len(apart) > len(kernels) / 10 else ""
-    return f"{version // 1000}.{version % 1000 // 10}", *shown, between
+    return f"{version // 1000}.{version % 1000 // 10}" if version else "", *shown, between
 
 
 def others_left_out(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) -> list[GpuModel]:

@@ -14,7 +14,8 @@ more shapes say, up to all but those judged, by ``smoothing.py``. Of 8-bit produ
 with parameters fitted to the GPU's own rows. Of bfloat16 products: how far off those of ``BETWEEN``
 columns are, by all others. Of the H200's 8-bit products with few rows (``data/h200``): what they take per
 1,024 elements of K, and per block of ``BLOCK`` elements that the quantising kernel reads one after the other;
-and what they take with long K, by the model, and in 16 bits.
+and what they take with long K, by the model, and in 16 bits. Of Hopper: how far off products are without
+grids, and those of a training step (``tests/fixtures/gpu``), with ``TILES`` beside the model's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -31,10 +33,15 @@ import numpy as np
 from benchmarks.boosting import boosted, product_columns
 from benchmarks.cost_accuracy import FOLDS, Options
 from benchmarks.cost_fits import drawn, fitted, own_times, stranger
+from benchmarks.cost_result import LONG as LONG_ENOUGH
 from benchmarks.cost_tables import Table, read_float, read_products
+from benchmarks.fit_gpus import read
 from benchmarks.smoothing import PRODUCT, smooth
 from chakra_et import cli
+from chakra_et.cost import products
+from chakra_et.cost.gpus import gpu
 from chakra_et.cost.kernel_times import MODELS, KernelTimes, calibrated, kernel_times
+from chakra_et.cost.operator_times import SETS
 from chakra_et.errors import TraceError
 
 MORE = (400, 1600, 6400)
@@ -45,6 +52,13 @@ BETWEEN = (512, 1536, 3584, 7168, 12288)
 H200 = Path(__file__).with_name("data") / "h200"
 FEW_ROWS, BLOCK = 64, 4096
 """``gpu_truth.py``'s quantising kernel loads blocks of so many elements of a row, a program for each row."""
+SPLITS = np.unique(products.CONFIGURATIONS[2])
+TILES = ((192, 192), (192, 128), (320, 128), (176, 128), (128, 160))
+"""Of kernels in traces of an H200: ``nvjet_sm90_tst_192x192_64x3_1x2_h_bz_coopB_NNN``."""
+STEP = tuple(
+    Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "gpu" / f"device-bound_{part}.json.gz"
+    for part in ("device", "host")
+)
 COLUMNS, LONG = ((32, 256), (512, 2048), (2560, 8192)), (8192, 12288)
 
 
@@ -152,6 +166,26 @@ def along_k(table: Table, low: int, high: int) -> tuple[int, list[float], float,
     return len(k), said.tolist(), deviation, float(np.abs(parts[:, :2] @ line - 1).mean())
 
 
+def by_tiles(table: Table, steps: Table) -> list[float]:
+    """Mean errors by the shipped parameters, all and from 20 µs on, and of ``steps``, by time and signed."""
+    found = []
+    for of in (table, steps):
+        values = kernel_times(of.gpu).of("16 bit")
+        errors = MODELS["16 bit"].micros(of.gpu, values, of.points) / of.micros - 1
+        if of is table:
+            found += [np.abs(errors).mean(), np.abs(errors[of.micros >= LONG_ENOUGH]).mean()]
+        else:
+            found += [np.average(np.abs(errors), weights=of.micros), np.average(errors, weights=of.micros)]
+    return [float(each) for each in found]
+
+
+def training_step() -> Table:
+    """The products of an H200's training step."""
+    found = [each for each in read(*STEP) if each.work.product and each.work.kind == "matrix product"]
+    points = np.array([[*(each.work.product or ()), SETS] for each in found], float)
+    return Table(gpu("H200"), points, np.array([each.micros for each in found]))
+
+
 def long_k(table: Table, low: int, high: int) -> float:
     """The median µs of such products with K in ``LONG``."""
     m, n, k = table.points[:, 1:4].T
@@ -177,6 +211,15 @@ def show(options: Options) -> None:
         fitted_line = f"{each:.1f} | {per_k:.2f} | {per_block:+.2f} ± {deviation:.2f} | {off:.1%}"
         medians = " | ".join(f"{long_k(table, low, high):.1f}" for table in (few, told, wide))
         print(f"| m to {FEW_ROWS}, n {low:,} to {high:,} | {count} | {fitted_line} | {medians} |", flush=True)
+    with_tiles = np.array([(*tile, parts) for tile in TILES for parts in SPLITS], float).T
+    print(f"\n| 16-bit products without grids | all | from 20 µs | a step's | signed |\n|{'---|' * 5}")
+    hopper = read_products(Path(options.given), "bfloat16")
+    for tiles, more in (("the model's tiles", with_tiles[:, :0]), ("and cuBLAS's", with_tiles)):
+        with mock.patch.object(products, "CONFIGURATIONS", np.hstack([products.CONFIGURATIONS, more])):
+            for table in (*(of for of in hopper.values() if of.gpu.name == "H100"), wide):
+                off, long, of_step, signed = by_tiles(table.some(JUDGED), training_step())
+                figures = f"{off:.1%} | {long:.1%} | {of_step:.1%} | {signed:+.1%}"
+                print(f"| {table.gpu.name}, {tiles} | {figures} |", flush=True)
     print()
     print(
         "| GPU | m 9 to 15: neighbours apart | m between neighbours | m 9 to 15: from smoothed | elsewhere |"
