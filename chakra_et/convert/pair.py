@@ -26,7 +26,7 @@ from chakra_et.convert.report import RankReport, make_report
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import joined
-from chakra_et.simulate.measured_steps import step_times
+from chakra_et.simulate.measured_steps import steps_of
 from chakra_et.simulate.time_by_kind import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
@@ -144,9 +144,11 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
         **({"device_name": rank.device.device_name} if rank.device.device_name else {}),
     }
     trace = emit(rank, graph, number, metadata, options.timestamps)
-    lasted = step_times(trace)[2]
-    trace.metadata["steps_micros"] = step_facts(recording, 0.0 if lasted is None else lasted.sum() / 1000)
+    steps = steps_of(trace)
+    lasted = 0 if steps.measured_ns is None else steps.measured_ns.sum()
+    trace.metadata["steps_micros"] = step_facts(recording, lasted / 1000)
     if recording is not None:
         trace = take_off_cost(trace, recording, rank.per_operator_ns)
-        report.times_of(trace)
+        steps = steps_of(trace)
+    report.times_of(steps)
     return Converted(trace, report, groups, digest)

@@ -10,9 +10,8 @@ import numpy as np
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, EdgeKind, Graph, NodeKind
 from chakra_et.convert.graph.timeline import named
-from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import Findings, Kind, joined, listed
-from chakra_et.simulate.measured_steps import step_times
+from chakra_et.simulate.measured_steps import Steps
 from chakra_et.simulate.time_by_kind import overhead_part
 from chakra_et.traces.device_format import RUNTIME, SYNC
 
@@ -64,12 +63,11 @@ class RankReport:
         """The part (0 to 1) of the critical path that is overhead; None without start times."""
         return overhead_part(self.critical_path_us) if self.critical_path_us else None
 
-    def times_of(self, trace: ExecutionTrace) -> None:
-        """Take ``steps_us`` from ``trace``, whose times have changed."""
-        names, _, lasted = step_times(trace)
-        if lasted is not None:
-            numbers = [name.partition("#")[2] for name in names]
-            self.steps_us = dict(zip(numbers, (lasted / 1000).tolist(), strict=True))
+    def times_of(self, steps: Steps) -> None:
+        """Take ``steps_us`` from the steps of the trace, where these have times."""
+        if steps.measured_ns is not None and steps.marked:
+            numbers = [name.partition("#")[2] for name in steps.names]
+            self.steps_us = dict(zip(numbers, (steps.measured_ns / 1000).tolist(), strict=True))
 
     def conserved(self) -> bool:
         """Whether the counts add up, see the class."""

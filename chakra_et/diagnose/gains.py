@@ -144,10 +144,8 @@ def slow_in(run: Run, classes: np.ndarray, rank: int) -> str:
     return CLASSES[int((spent[run.graph.ranks.index(rank)] - np.median(spent, axis=0)).argmax())]
 
 
-def uneven_steps(run: Run, has_device: bool) -> str:
+def uneven_steps(run: Run) -> str:
     """A sentence where a step lasts much longer than the median one: warm-up, or an outlier."""
-    first = "; it is the first recorded one and may include warm-up"
-    last = "; it is the last one, in which devices also finish queued work" if has_device else ""
     for rank, steps in zip(run.graph.ranks, run.steps, strict=True):
         lasted, count = steps.measured_ns, len(steps.names)
         if lasted is None or count < 3 or not (middle := float(np.median(lasted))):
@@ -155,6 +153,6 @@ def uneven_steps(run: Run, has_device: bool) -> str:
         most = int(np.argmax(lasted))
         ratio, spread = lasted[most] / middle, float(np.median(np.abs(lasted - middle))) / middle
         if ratio >= 1.2 and ratio - 1 >= 5 * spread:
-            about = {0: first, count - 1: last}.get(most, "")
+            about = "" if most else "; it is the first recorded one and may include warm-up"
             return f"{steps.names[most]} of rank {rank} takes {ratio:.1f} times the median step{about}."
     return ""

@@ -195,7 +195,7 @@ def diagnose(run: Run) -> Diagnosis:
         shares=shares,
         hidden=hidden,
         kernels=top_kernels(run, classes, device),
-        uneven_steps=uneven_steps(run, has_device),
+        uneven_steps=uneven_steps(run),
     )
     proposals = _proposals(aligned, found, starts, has_device, halved, causes)
     by_gain = sorted(proposals, key=lambda each: -each.gain)

@@ -28,7 +28,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import EDGE_NAMES, kinds_of_edges, texts
 from chakra_et.et.sets import find_rank_sets
-from chakra_et.simulate.measured_steps import about_steps
+from chakra_et.simulate.measured_steps import about_steps, steps_of
 from chakra_et.simulate.replays import longest_path
 from chakra_et.text import shortened, size
 
@@ -104,8 +104,9 @@ def describe(trace: ExecutionTrace) -> dict[str, Any]:
     start = trace.start_micros.min() if len(trace) else 0
     timed = bool(trace.start_micros.any())
     untimed = "the file has no start times: convert with --timestamps to get a time span"
-    notes = [*([] if timed else [untimed]), *about_steps([trace])]
+    notes = [] if timed else [untimed]
     try:
+        notes += about_steps([trace], [steps_of(trace)])
         longest = longest_path(trace) // 1000
     except TraceError as error:
         notes.append(f"no longest path: {error}")

@@ -86,7 +86,8 @@ def contract(trace: ExecutionTrace) -> ExecutionTrace:
     run = make_run("", [trace], [trace.metadata_int("rank") or 0])
     graph = run.graph
     stretches = find_stretches(run)
-    stretch = stretches.step * (int(stretches.ordinal.max()) + 1) + stretches.ordinal
+    step = run.steps[0].step  # -1 for work of before the first
+    stretch = (step + 1) * (int(stretches.ordinal.max()) + 1) + stretches.ordinal
     work = classes.node_classes(run)
     source, target = _needed(run, stretch, work)
     begins = np.zeros(len(graph), bool)
@@ -107,7 +108,7 @@ def contract(trace: ExecutionTrace) -> ExecutionTrace:
     made = _with_sums(made, run, segment, first)
     made.inputs = made.outputs = None
     made.names = _names(run, first, work, begins)
-    for name, values in (("step_index", stretches.step), ("comm_ordinal", stretches.ordinal)):
+    for name, values in (("step_index", step), ("comm_ordinal", stretches.ordinal)):
         made = set_integers(made, name, "int64", values[first], np.ones(len(first), bool))
     return with_metadata(made, skeleton=VERSION, skeleton_of=len(trace), conversion_report=None)
 

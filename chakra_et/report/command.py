@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from chakra_et.export.tables import write_workbook  # it needs openpyxl
 
         write_workbook(run, found["headline"], Path(config.xlsx))
-    notes = [f"note: {each}" for each in about_steps(job.graph.traces)]
+    notes = [f"note: {each}" for each in about_steps(job.graph.traces, job.steps)]
     told = [*found["headline"], *notes, f"{output}: {text.size(size)}, open it in a browser"]
     print(json.dumps(with_names(found) | {"page": str(output)}) if config.json else "\n".join(told))
     return 0

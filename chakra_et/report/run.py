@@ -166,7 +166,7 @@ def assemble(
     lacks: Iterable[str] = (),
 ) -> ReportRun:
     """Join, replay and lay out the traces of one run. Raises ``TraceError`` for what can't be joined."""
-    notes, apart = [*lacks, *about_steps(traces)], ""
+    notes, apart = [*lacks], ""
     try:
         job = make_run(name, traces, ranks, groups)
     except TraceError as error:
@@ -178,7 +178,7 @@ def assemble(
         notes.append(apart)
     job = replace(job, devices=devices_of(manifest))
     graph, matching, aligned = job.graph, job.matching, together(job)
-    notes += matching.notes + job.timing.notes
+    notes += [*about_steps(traces, job.steps), *matching.notes, *job.timing.notes]
     arrivals = matching.last_members(aligned.start_ns), aligned.start_ns
     path = critical_path(graph, *arrivals, aligned.end_ns)
     base: Base = "measured"

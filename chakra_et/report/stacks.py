@@ -161,9 +161,10 @@ def _clock(
     marks = [names.index(of) for step in steps if (of := f"ProfilerStep#{step.name}") in names]
     if steps and len(marks) == len(steps):
         rows = [int(np.argmax(name == mark)) for mark in marks]
-        lasts = min(steps[-1].lasts_ns, int(end[rows[-1]] - start[rows[-1]]))  # a device may go on
+        begins = run.start_ns[run.job.steps[number].first]
+        lasts = min(steps[-1].end_ns - begins[-1], end[rows[-1]] - start[rows[-1]])  # a device may go on
         given = np.append(start[rows], end[rows[-1]])
-        wanted = np.array([*(step.start_ns for step in steps), steps[-1].start_ns + lasts])
+        wanted = np.append(begins, begins[-1] + lasts)
     elif (shift := _shift(run, number, start, name, names)) is not None:
         given, wanted = np.zeros(1), np.array([shift])
     else:

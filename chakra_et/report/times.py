@@ -21,11 +21,11 @@ DEVICE = (KERNEL, COPY)
 class ReportStep:
     """One step of one rank, or its whole trace where it has none; of a planned run, the planned step.
 
-    ``name``: the number of the ProfilerStep, or ``WHOLE``. It lasts from ``start_ns`` to the start of the
-    next one, the last to the end of the rank's trace. ``parts_ns``: by ``simulate.breakdown.ACTIVITIES``;
-    they add up to the step's time. ``phases_ns``: by ``PHASES``, the time in which work or transfers of that
-    phase run on the device, or on the threads of a rank without device work. ``replayed_ns``: its time in the
-    joint device replay.
+    ``name``: the number of the ProfilerStep, or ``WHOLE``. It lasts from ``start_ns``, by the device where
+    that is behind (see ``measured_steps.Steps``), to the start of the next one or the end of the trace.
+    ``parts_ns``: by ``simulate.breakdown.ACTIVITIES``; they add up to the step's time. ``phases_ns``: by
+    ``PHASES``, the time in which work or transfers of that phase run on the device, or on the threads of a
+    rank without device work. ``replayed_ns``: its time in the joint device replay.
     """
 
     rank: int
@@ -49,9 +49,9 @@ def find_steps(run: ReportRun) -> list[ReportStep]:
     columns = map(run.graph.scatter, (run.start_ns, run.end_ns, run.wait_ns, run.job.kind))
     of_trace = zip(run.ranks, run.traces, run.job.steps, replayed, *columns, strict=True)
     for rank, trace, steps, lasting, start, end, wait, kind in of_trace:
-        begins = np.where(steps.first >= 0, run.start_ns[steps.first], start.min())
-        ends = np.append(begins[1:], end.max())
-        if run.base == "planned" and steps.first[0] < 0:  # one step of all ranks, until the last one ends
+        bounds = steps.bounds_ns(run.start_ns[steps.nodes], run.end_ns[steps.nodes])
+        begins, ends = bounds[:-1], bounds[1:]
+        if run.base == "planned" and not steps.marked:  # one step of all ranks, until the last one ends
             begins, ends = run.start_ns.min(keepdims=True), run.end_ns.max(keepdims=True)
             lasting = [max(map(sum, replayed))]
         at = activity(trace, start, end, wait)

@@ -125,11 +125,14 @@ class ReplayGraph:
         trace, row = self.traces[int(self.trace_of[node])], int(self.row[node])
         return f"node {trace.ids[row]} {trace.names[row][:80]!r}"
 
-    def launched(self, edges: np.ndarray) -> np.ndarray:
+    @cached_property
+    def launched(self) -> np.ndarray:
         """When each node was launched, int64[N]: the position of a host node, of others that of the last one
-        that leads to them by these ``edges`` (bool[E], into other nodes); -1 for none."""
+        that leads to them; -1 for none, as of work that was launched before the recording, which hangs on the
+        gap with which that begins."""
         found = np.where(self.is_cpu, self.position, -1).tolist()
-        chosen = np.flatnonzero(edges)
+        gap = self.codes("kind", ("host-overhead",))[0] == 0
+        chosen = np.flatnonzero(~self.is_cpu[self.target] & ~gap[self.source])
         chosen = chosen[np.argsort(self.position[self.target[chosen]], kind="stable")]
         for source, target in zip(self.source[chosen].tolist(), self.target[chosen].tolist(), strict=True):
             found[target] = max(found[target], found[source])

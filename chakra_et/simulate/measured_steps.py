@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.simulate.joint import ReplayGraph, build_graph
 
 _CUT = re.compile(r'"steps-unfinished:(\d{1,18})"')
 _STEP_NAME = re.compile(rb"ProfilerStep#(\d{1,18})")
@@ -53,22 +55,79 @@ def step_rows(trace: ExecutionTrace) -> tuple[list[str], np.ndarray]:
     return [f"ProfilerStep#{step}" for step in steps.tolist()], rows[first]
 
 
-def step_times(trace: ExecutionTrace) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """``step_rows``, and how long each step lasted as recorded, int64[S] ns, from its beginning to that of
-    the next, or to the end of the trace; None for a file without start times."""
+@dataclass(frozen=True)
+class Steps:
+    """The S steps of a trace with n nodes in a graph.
+
+    ``names``: "all" for a trace without steps, which counts as one. ``first[S]``: the node with which each
+    begins, -1 for the first one of the trace. ``nodes``: those of the trace. ``step[n]``: the step of each,
+    from 0: what the host does belongs to the step in which it begins, a device's work to that of its launch
+    where its stream has any, -1 before the first. ``on_device`` bool[n]. ``recorded_ns[S + 1]``: the
+    ``bounds_ns`` of the file, from the trace's first node on, None where it holds no start times;
+    ``measured_ns[S]``: how long each step lasts by these, None for a prediction as well."""
+
+    names: list[str]
+    first: np.ndarray
+    nodes: slice
+    step: np.ndarray
+    on_device: np.ndarray
+    recorded_ns: np.ndarray | None = None
+    measured_ns: np.ndarray | None = None
+
+    @property
+    def marked(self) -> bool:
+        return bool(self.first[0] >= 0)
+
+    def bounds_ns(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+        """When each step begins and, last, when the trace ends, int64[S + 1], where its nodes have these
+        times, int64[n].
+
+        A step begins on the host, or when the device is done with the steps before where that is later: a
+        host that is ahead of its device leaves a step long before the step's work ends.
+        """
+        begins = start_ns[self.first - self.nodes.start] if self.marked else start_ns.min(keepdims=True)
+        done = np.repeat(begins[:1], len(begins) + 1)
+        np.maximum.at(done, self.step[self.on_device] + 1, end_ns[self.on_device])
+        return np.append(np.maximum(begins, np.maximum.accumulate(done)[:-1]), end_ns.max())
+
+
+def find_steps(graph: ReplayGraph, at: int = 0) -> Steps:
+    """The steps of trace ``at``. Skeletons know the step of each node."""
+    trace, nodes = graph.traces[at], slice(int(graph.first[at]), int(graph.first[at + 1]))
     names, rows = step_rows(trace)
-    measured, end = measured_times(trace)
-    return names, rows, None if measured is None else np.diff(measured[rows], append=end)
+    row, launched, on_device = graph.row[nodes], graph.launched[nodes], ~graph.is_cpu[nodes]
+    first = nodes.start + np.argsort(row)[rows] if names else np.array([-1])
+    if "step_index" in trace.attributes:
+        step = np.clip(trace.column("step_index")[row], -1, len(names or [""]) - 1)
+    else:
+        lane = graph.in_lanes.lane[nodes] - graph.in_lanes.lane[nodes].min()
+        told = np.bincount(lane, launched >= 0) > 0  # streams without any launch go by when work begins
+        launched = np.where(told[lane], launched, graph.position[nodes])
+        begins = np.sort(graph.position[first]) if names else np.array([-1])
+        step = np.searchsorted(begins, launched, side="right") - 1
+        step = np.where(on_device, step, np.maximum(step, 0))
+    steps = Steps(names or ["all"], first, nodes, step, on_device)
+    start, end = measured_times(trace)
+    if start is None:
+        return steps
+    bounds = steps.bounds_ns(start[row], start[row] + graph.duration_ns[nodes])
+    bounds[-1] = end
+    measured = None if trace.metadata.get("predicted") else np.diff(bounds)
+    return replace(steps, recorded_ns=bounds, measured_ns=measured)
 
 
-def about_steps(traces: Sequence[ExecutionTrace]) -> list[str]:
+def steps_of(trace: ExecutionTrace) -> Steps:
+    """The steps of one trace. Raises ``TraceError`` as ``build_graph`` does."""
+    return find_steps(build_graph(trace, [trace.metadata_int("rank") or 0]))
+
+
+def about_steps(traces: Sequence[ExecutionTrace], steps: Sequence[Steps]) -> list[str]:
     """Sentences on a run's steps: those left out, and what they take with and without recording, if known."""
     of_graph = []
-    for trace in traces if any("steps_micros" in trace.metadata for trace in traces) else ():
-        _, rows, lasted = step_times(trace)
-        if lasted is None or not len(rows) or trace.metadata.get("predicted"):
+    for each in steps if any("steps_micros" in trace.metadata for trace in traces) else ():
+        if each.measured_ns is None or not each.marked:
             return []
-        of_graph.append(float(np.mean(lasted)) / 1000)
+        of_graph.append(float(np.mean(each.measured_ns)) / 1000)
     metadata = [trace.metadata for trace in traces]
     cut = {step for of in metadata for step in _CUT.findall(str(of.get("conversion_report")))}
     left_out = [f"ProfilerStep#{step} is left out, as its recording was cut" for step in sorted(cut, key=int)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et import text
-from chakra_et.simulate.measured_steps import measured_times, step_times
+from chakra_et.simulate.measured_steps import measured_times
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import overhead_part, shares
 
@@ -24,13 +24,14 @@ def report(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> list[dict[str,
     """
     found, starts = [], run.graph.scatter(start_ns - run.release_ns)
     for at, simulated in enumerate(run.step_times(start_ns, end_ns)):
-        trace, off, total = run.graph.traces[at], [None, None], None
-        (measured, end), (names, _, lasted) = measured_times(trace), step_times(trace)
-        taken: list[Any] = [None] * len(names) if lasted is None else lasted.tolist()
-        if measured is not None:
-            total = sum(taken) if names else end
+        trace, of, off, total = run.graph.traces[at], run.steps[at], [None, None], None
+        measured, _ = measured_times(trace)
+        taken: list[Any] = [None] * len(simulated)
+        if measured is not None and of.recorded_ns is not None:
+            taken = np.diff(of.recorded_ns).tolist()
+            total = sum(taken)
             off = (np.percentile(np.abs(starts[at] - measured), [50, 95]) / 1000).tolist()
-        steps = zip(names, simulated, taken, strict=False)
+        steps = zip(of.names, simulated, taken, strict=True) if of.marked else ()
         path, busy, unexplained = shares(trace) or ({}, {}, 0)
         found.append(
             {

@@ -17,7 +17,7 @@ from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
-from chakra_et.simulate.measured_steps import about_steps, measured_times, step_times
+from chakra_et.simulate.measured_steps import Steps, about_steps, find_steps
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.simulate.timing import Timing, timing
 from chakra_et.text import plural
@@ -56,17 +56,6 @@ class Setting:
         none = np.zeros(len(self.graph))
         own, lasting = (np.rint(none if of is None else of).astype(np.int64) for of in (own_ns, lasting_ns))
         return replace(self, doubts=(*self.doubts, (own, lasting)))
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The S steps of one trace: ``names``; ``first[S]``: the node with which each begins; ``measured_ns[S]``,
-    None where the file holds no start times. A trace without steps has one, from the first node (``first``:
-    -1)."""
-
-    names: list[str]
-    first: np.ndarray
-    measured_ns: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -124,13 +113,9 @@ class Run:
         return code
 
     def step_times(self, start_ns: np.ndarray, end_ns: np.ndarray) -> list[list[int]]:
-        """How long each step of each trace lasts by these times, ns; the last one to the end of the trace."""
-        first, found = self.graph.first[:-1], []
-        starts, ends = np.minimum.reduceat(start_ns, first), np.maximum.reduceat(end_ns, first)
-        for steps, start, end in zip(self.steps, starts, ends, strict=True):
-            begins = np.where(steps.first >= 0, start_ns[steps.first], start)
-            found.append(np.diff(np.append(begins, end)).tolist())
-        return found
+        """How long each step of each trace lasts where nodes have these times, ns: see ``Steps``."""
+        times = ((start_ns[each.nodes], end_ns[each.nodes]) for each in self.steps)
+        return [np.diff(of.bounds_ns(*at)).tolist() for of, at in zip(self.steps, times, strict=True)]
 
 
 def devices_of(manifest: Any) -> dict[int, str]:
@@ -161,6 +146,7 @@ def make_run(
     name_of, names = graph.names
     predicted = any(trace.metadata.get("predicted") for trace in traces)
     contracted = any("skeleton" in trace.metadata for trace in traces)
+    steps = [find_steps(graph, at) for at in range(len(traces))]
     return Run(
         name=name,
         graph=graph,
@@ -172,7 +158,7 @@ def make_run(
         measured=Setting(graph, graph.own_ns, lasting),
         start_ns=start,
         end_ns=end,
-        steps=[_steps(graph, at) for at in range(len(traces))],
+        steps=steps,
         operation=matching.operation,
         members=matching.members,
         kind=graph.gather([node_kinds(trace) for trace in traces]),
@@ -181,20 +167,8 @@ def make_run(
         notes=[_SKELETONS.format(plural(len(traces), "rank"))] * contracted
         + [_PREDICTED] * predicted
         + [_TIMELESS] * (not graph.duration_ns.any())
-        + [*matching.notes, *times.notes, *about_steps(traces)],
+        + [*matching.notes, *times.notes, *about_steps(traces, steps)],
     )
-
-
-def _steps(graph: ReplayGraph, at: int) -> Steps:
-    """The steps of trace ``at``."""
-    trace, first = graph.traces[at], graph.first[at]
-    names, rows, lasted = step_times(trace)
-    nodes = (first + np.argsort(graph.row[first : graph.first[at + 1]]))[rows]
-    if not names:
-        measured, end = measured_times(trace)
-        names, nodes, lasted = ["all"], np.array([-1]), None if measured is None else np.array([end])
-    # The times in the file of a prediction weren't measured.
-    return Steps(names, nodes, None if trace.metadata.get("predicted") else lasted)
 
 
 def together(run: Run) -> Run:

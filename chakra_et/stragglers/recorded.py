@@ -104,15 +104,16 @@ def recorded_job(run: Run) -> TimedJob:
 
     def step_s(work_s: np.ndarray) -> np.ndarray:
         own = _durations(graph.own_ns, operations, stretch_of_node, work_s / NS)
-        return _step_times(run.schedule.run(own, own, np.zeros(len(graph), np.int64))[1], found)
+        return _step_times(run, *run.schedule.run(own, own, np.zeros(len(graph), np.int64)))
 
     # Each rank from its own start: the step is the slowest rank's, as in the diagnosis.
     if graph.local_start_ns is not None:
         began = np.minimum.reduceat(graph.local_start_ns, graph.first[:-1])[graph.trace_of]
-        measured_s = _step_times(graph.local_start_ns - began + graph.duration_ns, found)
+        start = graph.local_start_ns - began
+        measured_s = _step_times(run, start, start + graph.duration_ns)
     else:
         notes.append("the files hold no start times: step_t_base is simulated")
-        measured_s = _step_times(run.end_ns - run.release_ns, found)
+        measured_s = _step_times(run, run.start_ns - run.release_ns, run.end_ns - run.release_ns)
     meta = {
         "trial_name": run_at(run.name).name,
         "dp_size": int(operations.dp_rank.max()) + 1,
@@ -122,11 +123,10 @@ def recorded_job(run: Run) -> TimedJob:
     return TimedJob(meta, operations, found.steps, measured_s, notes, step_s)
 
 
-def _step_times(ends_ns: np.ndarray, found: Stretches) -> np.ndarray:
-    """From the end of the step before, on all ranks, to the end of the step; float64[steps] in s."""
-    last = np.zeros(len(found.steps), dtype=np.int64)
-    np.maximum.at(last, found.step, ends_ns)
-    return np.diff(np.maximum.accumulate(last), prepend=0) * NS
+def _step_times(run: Run, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """From the last rank's begin of each step to that of the next, or to its end; float64[steps] in s."""
+    bounds = [of.bounds_ns(start_ns[of.nodes], end_ns[of.nodes]) for of in run.steps]
+    return np.diff(np.max(bounds, axis=0)) * NS
 
 
 def _durations(
@@ -259,15 +259,11 @@ class Stretches:
 
 def find_stretches(run: Run) -> Stretches:
     """Raises ``TraceError`` for ranks that recorded different steps."""
-    graph, steps = run.graph, _steps(run)
+    graph, steps, of_node = run.graph, _steps(run), np.concatenate([of.step for of in run.steps])
+    step = np.maximum(of_node, 0)
     if all("comm_ordinal" in trace.attributes for trace in graph.traces):  # skeletons know theirs
-        step, ordinal = (graph.attribute(of, 0) for of in ("step_index", "comm_ordinal"))
-        return Stretches(steps, step, ordinal, *_optypes(run))
-    launched, step = graph.launched(~graph.is_cpu[graph.target]), np.zeros(len(graph), np.int64)
-    launched = np.where(launched < 0, graph.position, launched)
-    for low, high, of in zip(graph.first[:-1], graph.first[1:], run.steps, strict=True):
-        begins = np.sort(graph.position[of.first[of.first >= 0]])
-        step[low:high] = np.maximum(np.searchsorted(begins, launched[low:high], side="right") - 1, 0)
+        return Stretches(steps, step, graph.attribute("comm_ordinal", 0), *_optypes(run))
+    launched = np.where(graph.launched < 0, np.where(of_node < 0, 0, graph.position), graph.launched)
     # Sorted by rank, step and launch, the communication of a rank and step lies together.
     where = (graph.trace_of * len(steps) + step) * len(graph)
     nodes = np.flatnonzero(graph.types >= NodeType.COMM_SEND)

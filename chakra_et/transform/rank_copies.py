@@ -18,8 +18,7 @@ from chakra_et.et.node_attributes import has, set_integers, set_texts, texts, wi
 from chakra_et.et.sets import RankSet
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
-from chakra_et.simulate.joint import build_graph
-from chakra_et.simulate.measured_steps import step_rows
+from chakra_et.simulate.measured_steps import steps_of
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.transform.changes import with_sizes
@@ -120,22 +119,10 @@ def varied(trace: ExecutionTrace, factors: np.ndarray) -> ExecutionTrace:
 
 
 def step_of(trace: ExecutionTrace) -> np.ndarray:
-    """The step of each node, int64[N] from 0; all 0 without steps, -1 for what was launched before the first.
-
-    What the CPU does belongs to the step in which it begins, by its place in the file; a device's work to
-    that of the operator that launched it, which it can outlast.
-    """
-    names, rows = step_rows(trace)
-    if len(names) < 2:
-        return np.zeros(len(trace), dtype=np.int64)
-    graph, on_device = build_graph(trace), trace.column("is_cpu_op") == 0
-    # Work that was launched before the recording hangs on the gap with which the recording begins.
-    gap = graph.gather([node_kinds(trace) == KINDS.index("host-overhead")])
-    launched = graph.launched(~graph.is_cpu[graph.target] & ~gap[graph.source])
-    (when,) = graph.scatter(launched)
-    step = np.searchsorted(np.sort(when[rows]), when, side="right") - 1
-    unknown = (when < 0) & bool((when[on_device] >= 0).any())
-    return np.where(unknown, -1, np.maximum(step, 0))
+    """``measured_steps.Steps.step`` of each row, int64[N]."""
+    step = np.empty(len(trace), np.int64)
+    step[np.argsort(trace.ids, kind="stable")] = steps_of(trace).step
+    return step
 
 
 def with_steps(trace: ExecutionTrace, captured: ExecutionTrace) -> ExecutionTrace:

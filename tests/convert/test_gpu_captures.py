@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import statistics
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import chakra_et as ce
 from chakra_et.__main__ import main
 from chakra_et.convert.inputs import find_run, load_run
 from chakra_et.cost.operator_times import CLASSES, gpu_model
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.edges import edges_of
+from chakra_et.ranks.table import step_table
 from chakra_et.report.collectives import collectives
 from chakra_et.report.run import load
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.transform.gpu import kernel_kinds, launched_operators
+from tests.shared import shared_path
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "gpu"
 NAMES = ("host-bound", "compiled", "gloo", "graphs", "device-bound")
@@ -48,20 +53,34 @@ def recorded(name: str) -> dict[str, Any]:
     return json.loads(gzip.decompress((FIXTURES / f"{name}_device.json.gz").read_bytes()))
 
 
-def launched(name: str) -> list[dict[str, Any]]:
-    """The device's events of the timed steps, the last ones: those whose launch lies in them."""
-    events = [event for event in recorded(name)["traceEvents"] if event.get("ph") == "X"]
+def by_step(recording: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The device's events by the step in which their launch lies; first those without a recorded launch."""
+    events = [event for event in recording["traceEvents"] if event.get("ph") == "X"]
     steps = sorted(
         (event["ts"], event["ts"] + event["dur"])
         for event in events
         if event["cat"] == "user_annotation" and event["name"].startswith("ProfilerStep#")
-    )[-STEPS:]
-    calls = {
-        event["args"]["correlation"]
-        for event in events
-        if event["cat"] in CALLS and any(begin <= event["ts"] < end for begin, end in steps)
-    }
-    return [each for each in events if each["cat"] in DEVICE and each["args"]["correlation"] in calls]
+    )
+    calls = {event["args"]["correlation"]: event["ts"] for event in events if event["cat"] in CALLS}
+    found: list[list[dict[str, Any]]] = [[] for _ in range(len(steps) + 1)]
+    for event in events:
+        if event["cat"] in DEVICE:
+            at = calls.get(event["args"]["correlation"], -math.inf)
+            inside = [number for number, (begin, end) in enumerate(steps, 1) if begin <= at < end]
+            if inside or at < 0:
+                found[inside[0] if inside else 0].append(event)
+    return found
+
+
+def launched(name: str) -> list[dict[str, Any]]:
+    """The device's events of the timed steps, the last ones."""
+    return sum(by_step(recorded(name))[-STEPS:], [])
+
+
+def between_ends_ms(recording: dict[str, Any]) -> list[float]:
+    """From the end of the device's work of each step to that of the next."""
+    ends = [max((each["ts"] + each["dur"] for each in step), default=0.0) for step in by_step(recording)]
+    return [(after - before) / 1e3 for before, after in pairwise(ends)]
 
 
 def device_rows(run: Run) -> np.ndarray:
@@ -158,6 +177,63 @@ def test_the_host_ahead_of_the_device_takes_as_long_as_in_untraced_steps(runs: d
     host = int(trace.duration_micros[on_host].sum()) / STEPS
     assert host == pytest.approx(statistics.median(step for step, _ in untraced), rel=0.05)
     assert runs["device-bound"].end_ns.max() / 1e3 / STEPS == pytest.approx(wall[1] / wall[0], rel=0.03)
+
+
+def test_three_equal_steps_took_13_and_12_and_38_ms(runs: dict[str, Run]) -> None:
+    """The host was done with the second one before the device was with the first."""
+    steps = runs["device-bound"].steps[0].measured_ns
+    facts = json.loads(runs["device-bound"].graph.traces[0].metadata_str("steps_micros") or "")
+    assert (steps / 1e3).tolist() == pytest.approx([facts["untraced"]] * STEPS, rel=0.03)
+    steps = runs["graphs"].steps[0].measured_ns
+    assert (steps[1:] / 1e6).tolist() == pytest.approx(between_ends_ms(recorded("graphs"))[-2:], rel=0.01)
+
+
+def test_a_step_begins_when_the_work_of_those_before_the_recording_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three steps of 19 ms took 28.9 on average: the device was 30 ms behind when the recording began."""
+    path = shared_path("data/traces/public/mi300_resnet_rank0.json.gz")
+    wanted = between_ends_ms(json.loads(gzip.decompress(path.read_bytes())))
+    assert main(["convert", str(path), "-o", str(tmp_path), "--allow-missing-ranks"]) == 0
+    name = str(tmp_path / "mi300_resnet")
+    steps = load_run(name, allow_missing=True).steps[0].measured_ns
+    assert (steps / 1e6).tolist() == pytest.approx(wanted, abs=0.02)
+    capsys.readouterr()
+    assert main(["predict", name, "--allow-missing-ranks", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_us"]["before"] / 1e3 == pytest.approx(18.84, rel=0.02)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_says_the_same_of_a_step(
+    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(*command: str) -> Any:
+        capsys.readouterr()
+        assert main([*command, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    run = str(folder / name)
+    converted = json.loads((folder / f"{name}_conversion.json").read_text())["ranks"]
+    us = [of["steps_us"][step] for of in converted.values() for step in sorted(of["steps_us"], key=int)]
+    ranks = range(len(us) // STEPS)
+    of_page = answer("report", run, "-o", str(tmp_path / "page.html"))["steps"]
+    assert [(each["end_ns"] - each["start_ns"]) / 1e3 for each in of_page] == pytest.approx(us, abs=2)
+    assert all(sum(each["parts_ns"]) == each["end_ns"] - each["start_ns"] for each in of_page)
+    rows = ce.load(run).steps.rows()
+    assert [(row["end_ns"] - row["start_ns"]) / 1e3 for row in rows] == pytest.approx(us, abs=2)
+    assert (step_table(run)["total_ns"] / 1e3).tolist() == pytest.approx(us)
+    replayed = answer("replay", run, "--semantics", "device")["jobs"][0]["replays"]["device"]
+    assert [step["measured_us"] for rank in replayed for step in rank["steps"]] == pytest.approx(us)
+    simulated = [step["simulated_us"] for rank in replayed for step in rank["steps"]]
+    assert simulated == pytest.approx(us, rel=0.03)
+    of_predict = answer("predict", run)["ranks"]
+    assert [step["measured_us"] for rank in of_predict for step in rank["steps"]] == pytest.approx(us)
+    slowest = max(sum(us[STEPS * rank : STEPS * (rank + 1)]) for rank in ranks) / STEPS
+    assert answer("diagnose", run)["step_ms"] * 1e3 == pytest.approx(slowest, rel=0.01)
+    if len(ranks) > 1:
+        assert sum(answer("stragglers", run)["step_t_base"].values()) * 1e6 == pytest.approx(
+            slowest * STEPS, rel=0.01
+        )
 
 
 def test_gloo_is_not_held_against_nccl(folder: Path) -> None:

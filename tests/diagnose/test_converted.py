@@ -85,7 +85,7 @@ def test_converted_programs(bound: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", [False, True])
-def test_only_devices_finish_queued_work_in_the_last_step(device: bool, tmp_path: Path) -> None:
+def test_a_last_step_that_lasts_longer_is_told(device: bool, tmp_path: Path) -> None:
     work = operator(GEMM, 100) if device else Op("aten::mm", [Busy(100_000)])
     ends = [synchronise()] if device else []
     body: Body = []
@@ -97,4 +97,4 @@ def test_only_devices_finish_queued_work_in_the_last_step(device: bool, tmp_path
     generate(Program({"main": body}, latency=3000)).write(tmp_path)
     assert main(["convert", "--dir", str(tmp_path)]) == 0
     sentence = diagnose(load_run(str(tmp_path / "run"))).uneven_steps
-    assert "ProfilerStep#3 of rank 0 takes" in sentence and ("devices" in sentence) == device
+    assert sentence.startswith("ProfilerStep#3 of rank 0 takes") and sentence.endswith("the median step.")

@@ -51,7 +51,7 @@ def test_exact_replay(tmp_path, capsys):
         assert rank["nodes"] == 6 and rank["measured_us"] == rank["simulated_us"] == 250
         assert rank["error_percent"] == 0 and rank["start_error_us"] == {"median": 0, "p95": 0}
         steps = [(s["name"], s["measured_us"], s["simulated_us"]) for s in rank["steps"]]
-        assert steps == [("ProfilerStep#3", 100, 100), ("ProfilerStep#4", 150, 150)]
+        assert steps == [("ProfilerStep#3", 150, 150), ("ProfilerStep#4", 100, 100)]
 
 
 def test_unexplained_time_exceeds_max_error(tmp_path, capsys):
@@ -60,7 +60,7 @@ def test_unexplained_time_exceeds_max_error(tmp_path, capsys):
     status, answer = run_json(capsys, name, "--semantics", "device", "--max-error", "9")
     (rank,) = answer["jobs"][0]["replays"]["device"]
     assert status == 1 and rank["error_percent"] == pytest.approx(-100 * 25 / 275)
-    assert [step["measured_us"] for step in rank["steps"]] == [125, 150]
+    assert [step["measured_us"] for step in rank["steps"]] == [150, 125]
     assert rank["start_error_us"] == {"median": 12.5, "p95": 25}
     assert "rank 0 (device) is off by -9.09%, more than 9%" in answer["jobs"][0]["notes"]
     assert main([name, "--max-error", "9.2"]) == 0
@@ -73,7 +73,7 @@ def test_text_report(tmp_path, capsys):
     assert lines[0].endswith("a.et:") and lines[1].split()[:2] == ["semantics", "rank"]
     times = ["0.275", "0.250", "-9.09", "-20.00", "12.5", "(25.0)"]
     assert lines[2].split() == ["device", "0", "6", *times, "0.000", "0.000", "0.0"]
-    assert lines[3].split() == ["ProfilerStep#3", "0.125", "0.100", "-20.00"]
+    assert lines[3].split() == ["ProfilerStep#3", "0.150", "0.150", "+0.00"]
     assert lines[5].split()[0] == "astra"
     assert "note: rank 0 (astra) is off by -9.09%, more than 1%" in lines
 
