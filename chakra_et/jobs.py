@@ -154,5 +154,6 @@ def outcome(function: Callable[[Any], Any], argument: Any) -> Any:
 
         place = traceback.extract_tb(error.__traceback__)[-1]
         return TraceError(
-            f"internal error {type(error).__name__}: {error} ({place.filename}:{place.lineno}): report it."
+            f"internal error {type(error).__name__}: {error} ({place.filename}:{place.lineno}); "
+            f"please report it."
         )

@@ -28,8 +28,10 @@ from fasop.schedule.events import of_plan
 
 
 def plan(model: str, cluster: str, costs: Sequence[CostFile] = (), **flags: Any) -> list[Plan]:
-    """The best plans for ``model`` on ``cluster`` (names or files), best first.¶ ``costs``: of measured jobs,
-    before the published ones; ``flags``: as of ``python -m fasop plan``. Raises ``PlanError``.
+    """The best plans for ``model`` on ``cluster`` (names or files), best first.
+
+    ``costs``: of measured jobs, before the published ones; ``flags``: as of ``python -m fasop plan``.
+    Raises ``PlanError``.
     """
     try:
         config = cli.made(Config, {"model": model, "cluster": cluster, **flags})

@@ -118,7 +118,7 @@ def check_log(log: Path, folder: Path) -> LogCheck:
     beyond = [rank for rank in finished if rank >= ranks]
     if beyond:
         raise TraceError(
-            f"{log}: has rank {beyond[0]}, the bundle {ranks} ranks: give the log of this bundle"
+            f"{log}: has rank {beyond[0]}, and the bundle {ranks} ranks: give the log of this bundle"
         )
     unfinished = [rank for rank in range(ranks) if rank not in finished]
     thrown = _THROWN.search(content)

@@ -157,7 +157,8 @@ def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
 
 
 def _add_communication(nodes: np.ndarray, of_node: list[Communication], rank: int, add: Add) -> None:
-    """Add the attributes of communication ``nodes``, one ``of_node`` each; no unknown type or size."""
+    """Add the attributes of the communication ``nodes``; ``of_node`` has one entry per node. An unknown type
+    or size is left out."""
 
     def end(item: Communication, mine: NodeType) -> int | None:
         return None if not item.is_message else rank if item.type is mine else item.peer

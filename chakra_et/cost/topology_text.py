@@ -232,7 +232,9 @@ def _planned(plan: Any, ranks: int, where: str) -> Topology:
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
         raise TraceError(f"{where} isn't a plan that can be read: write it with fasop plan --json") from None
     if (planned := per_node * nodes) != ranks:
-        raise TraceError(f"{where} is for {planned} GPUs, the set has {ranks} ranks: give its plan")
+        raise TraceError(
+            f"{where} is for {planned} GPUs, the set has {ranks} ranks: give the plan of this set"
+        )
     if ranks < 2:
         raise TraceError(f"{where} is for one GPU: there is no network to simulate")
     dimensions = (Dimension(per_node, intra, intra_ns), Dimension(nodes, inter, inter_ns))

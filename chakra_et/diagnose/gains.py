@@ -1,4 +1,5 @@
-"""What a diagnosis rests on: what ranks do in steps, and how much shorter these get without some of it."""
+"""What a diagnosis rests on: what ranks do during the steps, and by how much these get shorter where some of
+their time goes."""
 
 from __future__ import annotations
 

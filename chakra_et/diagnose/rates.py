@@ -163,7 +163,8 @@ def top_kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kerne
 
 
 def without_numbers(names: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """A plan's names without numbers of micro-batches and layers; each given name's index, int64."""
+    """A planned set's names without the numbers of micro-batches and layers, and the index of each given name
+    among them, int64."""
     plain = [re.sub(r" \d+", "", name) for name in names]
     known = {name: at for at, name in enumerate(dict.fromkeys(plain))}
     return list(known), np.array([known[name] for name in plain])

@@ -88,7 +88,8 @@ class Table:
 
 
 def nodes(run: ReportRun) -> Table:
-    """By rank and row of the timeline: times in ns on the run's clock, names as text, or None."""
+    """Rank by rank, row by row of the timeline: times in ns on the run's clock, text where names are known,
+    None for none."""
     graph, (rows, row_of) = run.graph, lay_out(run)
     node = np.lexsort((run.end_ns, run.start_ns, row_of))
     row = [rows[at] for at in row_of[node].tolist()]

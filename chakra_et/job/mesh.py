@@ -209,7 +209,9 @@ def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: se
         pp = ranks // stride if ranks % stride == 0 else 1
         tp = _tensor_ranks(groups, stride)
     if ranks % (tp * pp):
-        raise TraceError(f"{ranks} ranks are no multiple of tp {tp} × pp {pp}: give it, as in --mesh tp2,dp4")
+        raise TraceError(
+            f"{ranks} ranks are no multiple of tp {tp} × pp {pp}: give the mesh, as in --mesh tp2,dp4"
+        )
     mesh = Mesh(tp, ranks // (tp * pp), pp)
     for name, members in groups.items():
         if shape_of(members, mesh) is None:

@@ -35,7 +35,9 @@ class MeasureConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = parse(MeasureConfig, argv, description="Time collectives and fit a model of the network.")
+    config = parse(
+        MeasureConfig, argv, description="Time collectives and fit a model of the network to them."
+    )
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks < 2 or "RANK" not in os.environ:
         raise TraceError(

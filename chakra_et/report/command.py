@@ -31,7 +31,9 @@ from chakra_et.simulate.measured_steps import about_steps
 @dataclass
 class ReportConfig:
     names: tuple[str, ...] = cli.run_names()
-    output: str | None = cli.option("page to write (default: NAME_report.html at the run)", None, short="-o")
+    output: str | None = cli.option(
+        "page to write (default: NAME_report.html beside the run)", None, short="-o"
+    )
     allow_missing_ranks: bool = cli.allow_missing_ranks()
     skeletons: Skeletons = cli.skeletons()
     cluster: str = cli.cluster()

@@ -132,7 +132,8 @@ def waits(matching: Matching, starts_ns: np.ndarray, lasted_ns: np.ndarray) -> n
 
 
 def _skew(graph: ReplayGraph, release: list[int], spread: int) -> list[str]:
-    """A sentence on ranks that begin apart, and how well clocks, of offsets that ``spread``, in ns, tell it.
+    """A sentence about ranks that begin at different times, and how well the clocks, whose offsets have a
+    ``spread`` in ns, tell it.
 
     A clock that is off moves the ends of common collectives too, by which clocks are aligned; a late start
     doesn't.

@@ -90,7 +90,7 @@ def recorded_job(run: Run) -> TimedJob:
     graph = run.graph
     if len(graph.ranks) < 2:
         raise TraceError(
-            f"{run.name}: one rank has no others to compare it with: give the NAME of a run of several"
+            f"{run.name}: one rank has no others to compare it with: give the NAME of a run of several ranks"
         )
     if not run.matching.channels:
         raise TraceError(

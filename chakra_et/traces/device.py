@@ -154,7 +154,7 @@ def load(path: str | Path, max_bytes: int = MAX_BYTES, operators: bool = False) 
     header = read_records(path, "traceEvents", lambda head: Header, columns, max_bytes)
     if columns.rows == 0:
         raise TraceError(
-            f"{path}: has no operator, runtime call or kernel: did it reach an active profiler step?"
+            f"{path}: has no operator, runtime call or kernel: did the run reach an active profiler step?"
         )
     findings = columns.findings
     numbers = {name: np.concatenate(columns.numbers.pop(name)) for name in list(columns.numbers)}

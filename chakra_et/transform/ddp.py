@@ -313,7 +313,8 @@ class _Wiring:
         return found
 
     def waiting(self, step: Backward, part: list[int]) -> list[int]:
-        """What waits for a bucket: its first gradient's copy back, or what did for its old bucket."""
+        """What waits for a bucket: the copy back of its first gradient, or what waited for that gradient's
+        bucket in the run."""
         finish = step.finish if step.finish >= 0 else len(self.removed)
         old = next(each for each in step.buckets if each.first <= part[0] < each.last)
         known = self.target[self.source == old.collective]

@@ -214,7 +214,9 @@ def find_units(operators: Operators, blocks: Blocks, step: Backward, where: str)
         mine = blocks.block[on_cpu] == block
         there, back = on_cpu[mine & ~backward], on_cpu[mine & backward]
         if not gradients or not len(there) or not len(back):
-            raise TraceError(f"{where}: block {block} of {blocks.held} has no gradients: train all blocks")
+            raise TraceError(
+                f"{where}: block {block} of {blocks.held} has no gradients: only trained blocks are known"
+            )
         units.append(Unit(block, gradients, int(there[0]), int(back[0]), int(back[-1]) + 1))
     for one, two in zip(units, units[1:], strict=False):
         if one.forward > two.forward or one.backward < two.reduced:

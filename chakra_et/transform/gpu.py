@@ -8,8 +8,8 @@ they call.
 code, as PyTorch's own kernels and GPUs of one vendor do, an operator keeps its efficiency: its time changes
 as the modelled ones do (Williams, Waterman and Patterson, Roofline, CACM 2009). Matrix products, convolutions
 and attention come from each vendor's libraries, and how well they suit a shape on one GPU tells nothing of
-the other: there the modelled time of the target stands alone. How far off on others than it was fitted to:
-``benchmarks/cost_accuracy.py`` and ``benchmarks/fit_gpus.py``.
+the other: there the modelled time of the target stands alone. How far off it is, on GPUs and models that it
+wasn't fitted to: ``benchmarks/cost_accuracy.py`` and ``benchmarks/fit_gpus.py``.
 """
 
 from __future__ import annotations

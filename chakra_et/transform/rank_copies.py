@@ -107,7 +107,8 @@ def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, place: 
 
 
 def varied(trace: ExecutionTrace, factors: np.ndarray) -> ExecutionTrace:
-    """A trace ``with_steps`` with compute times multiplied by ``factors`` (float64[S, K]: step, kind)."""
+    """A trace ``with_steps`` whose compute times are multiplied by the factor (float64[S, K]) of their step
+    and kind."""
     step = trace.column(_STEP)
     computes = (trace.types < NodeType.COMM_SEND) & (step >= 0)
     of_node = factors[np.minimum(step, len(factors) - 1), node_kinds(trace)]

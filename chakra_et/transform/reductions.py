@@ -144,7 +144,8 @@ def _last_of_steps(sweeps: Sequence[Sweep], operators: Operators) -> list[Sweep]
 def _put_in(
     operators: Operators, sweeps: Sequence[Sweep], group: str, limits: tuple[float, float]
 ) -> tuple[ExecutionTrace, list[int]]:
-    """The trace with an all-reduce for each bucket, on CPUs copies to it and back; buckets' bytes."""
+    """The trace with an all-reduce for each bucket, on CPUs also the copies into buckets and back; and the
+    bytes of the buckets."""
     trace, new, on_cpu = operators.trace, list[New](), not (operators.trace.column("stream", -1) >= 0).any()
     lane, rate = int(trace.column("lane", -1).max()) + 1, Elementwise(trace)
     attributes = {"kind": "collective", "pg_name": group, "pg_description": "data parallel"}

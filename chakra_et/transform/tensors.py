@@ -322,7 +322,8 @@ def find_sharding(
 def _of_collectives(
     of_rank: Mapping[int, Operators], tensor_groups: set[str]
 ) -> tuple[int, set[Shape], set[int], set[int]]:
-    """Hidden size, (tokens, batch), whole sizes, and shards (of tokens) that collectives' tensors show."""
+    """The hidden size, (tokens, batch), whole sizes, and shards (of tokens) that the tensors of collectives
+    show."""
     hidden: Counter[int] = Counter()
     whole: set[int] = set()
     sharded: set[int] = set()

@@ -47,7 +47,8 @@ class Draft:
 
 
 def drafted(trace: ExecutionTrace, blocks: Blocks | None = None, copies: Sequence[int] = ()) -> Draft:
-    """Block b of every pass ``copies[b]`` times, one copy after the other; without ``blocks`` all as it is.
+    """Block b of every pass ``copies[b]`` times (0: left out), one copy after the other; without ``blocks``
+    the nodes as they are.
 
     On a lane each node follows the one before it, as its original did. A dependency within a block, or
     between its forward and its backward pass, is one within each copy; one from outside holds for all copies,

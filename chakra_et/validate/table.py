@@ -83,8 +83,8 @@ TEXT_GROUP, ALL_RANKS = -1, 0
 
 
 class Finding(NamedTuple):
-    """``rows``, or with none the whole file or run, break ``rule``; ``message``: on the first one and what to
-    do."""
+    """``rows``, or with none the whole file or run, break ``rule``; ``message`` describes the first one and
+    what to do."""
 
     rule: str
     rows: np.ndarray | list[int]

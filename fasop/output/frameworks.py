@@ -96,7 +96,9 @@ def layers(plan: Plan) -> list[int]:
 
 
 def _torchtitan(plan: Plan) -> dict[str, Any]:
-    """Of ``torchtitan.config.job_config.JobConfig`` 0.2, with TOML. A rank's batch: all micro-batches."""
+    """Of ``torchtitan.config.job_config.JobConfig`` (0.2; later ones read no TOML). A rank's batch is all of
+    its micro-batches.
+    """
     options, cp, fp8 = plan.options, plan.model.cp, plan.options.precision == "fp8"
     ranks = plan.dp // cp
     shard = max(options.shared(plan.dp) // cp, 1) if options.zero else 1

@@ -1,4 +1,5 @@
-"""The failures of a run, by rank, and the first of them: by its logs, its nodes' ends and Slurm's states.
+"""The failures of a run, by rank, and the one with which it began: from its logs, its nodes' ends and Slurm's
+state of its jobs.
 
 The cause that a statement reports is a sentence by a rule of ``messages.tsv``, whose head explains its
 columns, by its errno, its signal, or in its own words. Patterns match what stays the same over versions:

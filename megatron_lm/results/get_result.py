@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def watch(ids: tuple[str, ...]) -> int:
-    """Show tables in place of those before, without a terminal lines, to the end; then write its page."""
+    """Show tables in place of those before, without a terminal lines, until the run has ended; then write its
+    page.
+    """
     on_terminal = sys.stdout.isatty()
     while True:
         seen = View(runs.find(ids, conf.log_dir()))

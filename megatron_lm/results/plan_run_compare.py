@@ -54,7 +54,9 @@ class CompareConfig:
 
 
 class Measured(NamedTuple):
-    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest; stages: in one."""
+    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; stages: what each
+    did, per iteration.
+    """
 
     job: str
     iteration: float

@@ -1,4 +1,6 @@
-"""All settings of a run as one value, the sizes of the models that MODEL names, and what must fit."""
+"""All settings of a run as one value, the sizes of a model, the models that MODEL names, and what must fit
+together.
+"""
 
 from __future__ import annotations
 

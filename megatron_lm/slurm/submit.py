@@ -226,7 +226,7 @@ def submit(all_scripts: list[str]) -> list[str]:
 
 
 def record(folder: Path, ids: Sequence[str], values: Mapping[str, str]) -> None:
-    """Keep a run's jobs beside its logs, and the settings that it was submitted with."""
+    """Keep what belongs to a run beside its logs: the ids of its jobs, and the settings submitted."""
     for job in ids:
         (folder / job).mkdir(parents=True, exist_ok=True)
         files.write_text(folder / job / JOBS, "".join(f"{other}\n" for other in ids))

@@ -117,7 +117,8 @@ def _between_copies(
 
 
 class _Caller:
-    """A thread that starts communication: its self time, starts of events, of collectives by group."""
+    """A thread that starts communication: its self time, the starts of its events and of its collectives by
+    group, in time order."""
 
     def __init__(self, rank: LinkedRank, lane: int, users: dict[tuple[int, int], list[int]]) -> None:
         self.device, self.time, self.lane, self.users = rank.device, rank.timeline, lane, users

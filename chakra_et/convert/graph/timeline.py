@@ -2,7 +2,8 @@
 
 A lane runs one node at a time: a CPU thread, a device stream, or the communication of one process group (gloo
 has threads of its own, whose events do not show which thread waits). Nesting is by the times of the device
-trace only, as the parents in the host trace are wrong for some nodes if worker threads are active.
+trace only, as the parents in the host trace are wrong for a few percent of the nodes if worker threads
+are active.
 """
 
 from __future__ import annotations
