@@ -1,6 +1,5 @@
 """``python -m fasop evaluate PLAN``: what a given plan takes, without a search.
 
-python -m fasop evaluate layouts.yaml
 python -m fasop evaluate layouts.yaml --costs costs.json
 python -m fasop evaluate plans.json --rank 2 --json
 python -m fasop evaluate --rows training_runs.csv

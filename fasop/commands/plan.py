@@ -1,11 +1,4 @@
-"""``python -m fasop plan``: rank the ways to run a model on a cluster.
-
-python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het
-python -m fasop plan --model bert-large --cluster my.yaml --objective cost --max-step-time 1.5
-python -m fasop plan --model gpt2-xl --cluster paper-pareto --objective pareto
-python -m fasop plan --model llama3-8b --cluster my.yaml --max-tp 8 --recompute auto --attention flash
-python -m fasop plan --model bert --cluster paper-bert-het --cost-model hpdc24 --all --csv rows.csv
-"""
+"""``python -m fasop plan``: rank the ways to run a model on a cluster (examples: fasop/README.md)."""
 
 from __future__ import annotations
 

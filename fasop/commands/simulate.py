@@ -1,9 +1,4 @@
-"""``python -m fasop simulate PLAN``: one step of a plan, as a picture and as .et files.
-
-python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het --json > plans.json
-python -m fasop simulate plans.json --rank 1 --picture out.html
-python -m fasop simulate plans.json --et --output planned
-"""
+"""``python -m fasop simulate PLAN``: one step of a plan, as a picture and as .et files."""
 
 from __future__ import annotations
 

@@ -127,8 +127,7 @@ def layout_of(
     if missing > MOST_MISSING:
         missing = -model.layers % pp
     head = missing if model.mtp else -(-missing // 2)
-    each, rest = divmod(model.layers + missing, pp)
-    partition = [each + (stage < rest) for stage in range(pp)]
+    partition = [(model.layers + missing + stage) // pp for stage in reversed(range(pp))]
     partition[0] += 1 - (missing - head)
     partition[-1] += 1 - head
     ranks = dp * cp

@@ -8,6 +8,7 @@ layers of other widths: those are computed. What was not measured is in ``notes`
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import numpy as np
 
@@ -131,6 +132,7 @@ class Compute:
                 f"no costs of {self.model.name} on GPU {gpu!r}: in the cluster file give {name} 'like' (a "
                 f"GPU or the file of a datasheet) and 'speed', or measure it with 'fasop profile': {near}"
             )
+        gpu = Path(gpu).name  # of a datasheet
         if (way := self.options.precision) in NARROW and (peak := NARROW[way][1]) not in of.peaks:
             raise PlanError(f"{gpu} has no {way} products (no {peak} peak): plan another precision.")
         notes = [f"{self.model.name} on {gpu}: not measured, computed by the model of the GPU"]

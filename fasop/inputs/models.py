@@ -227,7 +227,8 @@ def find_model(name: str, path: str = "") -> Model:
     """
     config = Path(name, "config.json") if Path(name, "config.json").is_file() else Path(name)
     if config.suffix == ".json":
-        return Model(name=config.absolute().parent.name, **read_config(config))
+        named = config.absolute().parent.name if config.name == "config.json" else config.stem
+        return Model(name=named, **read_config(config))
     file = Path(path) if path else PRESETS
     entries = read_yaml(file, "models")
     name = name if name in entries else ALIASES.get(name, name)

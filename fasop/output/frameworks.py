@@ -16,9 +16,10 @@ from fasop.schedule.events import chunk_layers
 
 _MIXED = {
     **{"mixed": "bf16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"},
-    "nvfp4": "bf16_with_nvfp4_mixed",
+    **{"nvfp4": "bf16_with_nvfp4_mixed", "fp8 blocks": "bf16_with_fp8_subchannel_scaling_mixed"},
 }
-_CONVERTERS = {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}
+_FLOAT8 = {"fp8": "tensorwise", "fp8 rows": "rowwise"}  # torchtitan's names
+_CONVERTERS = dict.fromkeys(_FLOAT8, ["quantize.linear.float8"]) | {"mxfp8": ["quantize.linear.mx"]}
 _PRECISIONS = {
     **{"torchtitan": ("mixed", "fp32", *_CONVERTERS), "deepspeed": ("mixed", "fp32")},
     "megatron-bridge": tuple(_MIXED),
@@ -32,14 +33,16 @@ def exported(plan: Plan, framework: str) -> str:
     bridge = not (titan or deepspeed)
     unlike = model.encoder_layers or not (model.causal or deepspeed) or titan and not model.gated
     chunked = plan.virtual_stages > 1 or plan.pp > 1 and options.zero > 1
+    some = options.recompute == "full" and options.recomputed < 1
+    again = {options.recomputed * count for count in layers(plan)}
     reasons = {
         "its stages differ in tp, micro-batch or recomputation (--per-stage)": bool(plan.choices),
         "it runs out of memory": plan.is_oom,
         f"{framework} has no zero-bubble schedule with one chunk per stage": bool(plan.weight_gradients),
         f"{framework} has no model like {model.name}": bool(unlike),
-        f"{framework} makes no CUDA graph of a step": bool(options.cuda_graphs) and not bridge,
-        "it computes a share of the layers again": options.recompute == "full" and options.recomputed < 1,
-        "it has CUDA graphs of parts of a step": isinstance(options.cuda_graphs, str),
+        f"{framework} makes no CUDA graphs": bool(options.cuda_graphs) and not bridge,
+        f"{framework} computes all layers again, or none": some and not bridge,
+        "its share of layers isn't one whole number": some and (len(again) > 1 or min(again) % 1 > 0),
         "deepspeed has as many layers in each stage": deepspeed and len(stages) > 1,
         "deepspeed has no chunks of stages, nor stages with --zero 2": deepspeed and chunked,
         "torchtitan has no --cp-comm all-to-all": titan and model.by_heads,
@@ -127,7 +130,7 @@ def _torchtitan(plan: Plan) -> dict[str, Any]:
         "parallelism.pipeline_parallel_microbatch_size": plan.mbs,
         "parallelism.module_fqns_per_model_part": modules if plan.pp > 1 else None,
         "activation_checkpoint.mode": options.recompute,
-        "quantize.linear.float8.recipe_name": "tensorwise" if fp8 else None,
+        "quantize.linear.float8.recipe_name": _FLOAT8.get(options.precision),
         "quantize.linear.float8.enable_fsdp_float8_all_gather": True if fp8 and shard > 1 else None,
     }
 
@@ -135,7 +138,8 @@ def _torchtitan(plan: Plan) -> dict[str, Any]:
 def _bridge(plan: Plan) -> dict[str, Any]:
     """Of ``megatron.bridge.training.config.ConfigContainer``."""
     options, cp, chunks, held = plan.options, plan.model.cp, plan.virtual_stages, layers(plan)
-    full, graphs, fsdp = options.recompute == "full", options.cuda_graphs, options.zero >= 2
+    full, some, fsdp = options.recompute == "full", options.recomputed < 1, options.zero >= 2
+    graphs = options.cuda_graphs
     layout = f"E{'|'.join('t' * count for count in held)}L"
     return {
         "model.tensor_model_parallel_size": plan.tp,
@@ -149,13 +153,14 @@ def _bridge(plan: Plan) -> dict[str, Any]:
         "model.sequence_parallel": options.sequence_parallel and plan.tp > 1,
         "model.seq_length": plan.model.seq * cp,
         "model.recompute_granularity": None if options.recompute == "none" else options.recompute,
-        "model.recompute_method": "uniform" if full else None,
-        "model.recompute_num_layers": 1 if full else None,
+        "model.recompute_method": ("block" if some else "uniform") if full else None,
+        "model.recompute_num_layers": (int(options.recomputed * held[0]) if some else 1) if full else None,
         "model.apply_rope_fusion": options.fused,
         "model.cross_entropy_loss_fusion": options.fused_loss,
         "model.cross_entropy_fusion_impl": "te" if options.fused_loss else None,
-        "model.cuda_graph_impl": "local" if graphs else "none",
-        "model.cuda_graph_scope": "full_iteration" if graphs else None,
+        "model.cuda_graph_impl": "local" if graphs is True else "transformer_engine" if graphs else "none",
+        # No scope: whole layers.
+        "model.cuda_graph_scope": {True: "full_iteration", "layer": [], "attention": ["attn"]}.get(graphs),
         "train.micro_batch_size": plan.mbs,
         "train.global_batch_size": plan.model.global_batch // cp,
         "ddp.use_distributed_optimizer": options.zero > 0,
@@ -168,7 +173,7 @@ def _bridge(plan: Plan) -> dict[str, Any]:
         "optimizer.optimizer_offload_fraction": 1.0 if options.offload else None,
         # What these demand.
         "checkpoint.ckpt_format": "fsdp_dtensor" if fsdp else None,
-        "rerun_state_machine.check_for_nan_in_loss": False if graphs else None,
+        "rerun_state_machine.check_for_nan_in_loss": False if graphs is True else None,
     }
 
 

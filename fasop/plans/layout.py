@@ -2,19 +2,18 @@
 write files of them to have them evaluated: YAML, or JSON of the same shape.
 
 ``layouts: {name: {model, cluster, tp, dp, mbs, layers, …}}`` describes a layout of one tp and dp, ``layers``
-as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence (``cp_comm: ring`` or
-``all-to-all``), and what a recipe sets (``precision: fp8``, ``zero: 3``, ``cuda_graphs: layer`` or ``true``)
-is called as in ``fasop/plans/options.py``; ``schedule: zero-bubble`` splits the backward pass; what isn't set
-is as in ``plan``, by whether the model has measured costs on these GPUs. Stages that differ are listed
-instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each replica is a
-tensor-parallel group. It has a node to itself unless ``node`` names one. ``measured``: seconds that a step of
-a run took, for comparison.
+as Megatron counts them (0-11-8-8-8-8-5-0), or ``pp`` stages of equally many; ``cp`` GPUs share each sequence
+(``cp_comm: ring`` or ``all-to-all``), and what a recipe sets (``precision: fp8``, ``zero: 3``, ``cuda_graphs:
+layer`` or ``true``) is called as in ``fasop/plans/options.py``; ``schedule: zero-bubble`` splits the backward
+pass; what isn't set is as in ``plan``, by whether the model has measured costs on these GPUs. Stages that
+differ are listed instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each
+replica is a tensor-parallel group. It has a node to itself unless ``node`` names one. ``measured``: seconds
+that a step of a run took, for comparison.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +27,11 @@ from fasop.inputs.costs import CostFile, is_measured
 from fasop.inputs.models import CpComm, Model, find_model
 from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml, shown
 from fasop.plans.options import MODERN, Options, Recompute
-from fasop.plans.plan import Plan, StageChoice, check_heads
-from fasop.plans.shapes import Group, Part, Shape, group_size
+from fasop.plans.plan import Plan, StageChoice, check_heads, wrong_degrees
+from fasop.plans.shapes import Group, Part, Shape, group_size, node_of_each_gpu
 
 EVEN = {
-    **dict.fromkeys(("tp", "dp", "mbs", "ep", "virtual_stages"), kinds.Count),
+    **dict.fromkeys(("tp", "dp", "pp", "mbs", "ep", "virtual_stages"), kinds.Count),
     **{"layers": Any, "nodes": tuple[kinds.Name, ...]},
 }
 Schedule = Literal["1f1b", "zero-bubble"]
@@ -113,8 +112,7 @@ def _layout(
     model: Model, cluster: Cluster, placement: Sequence[str], shape: Shape, partition: tuple[int, ...],
     choices: list[StageChoice],
 ) -> Layout:  # fmt: skip
-    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
-    seats = [(node, name) for node, name in enumerate(placement) for _ in range(sizes[name])]
+    seats = [(node, placement[node]) for node in node_of_each_gpu(cluster, placement)]
     stages = []
     for stage, (units, choice) in enumerate(zip(partition, choices, strict=True)):
         shares, replicas = dict(choice.shares), []
@@ -159,10 +157,10 @@ def _described(
     try:
         model = find_model(values["model"], models_file)
         clusters = load_clusters(values["cluster"])
+        sizes = {key: values.get(key, getattr(model, key)) for key in ("global_batch", "seq")}
+        model = replace(model, **sizes).split_sequences(values.get("cp", 1), values.get("cp_comm", "ring"))
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
-    sizes = {key: values.get(key, getattr(model, key)) for key in ("global_batch", "seq")}
-    model = replace(model, **sizes).split_sequences(values.get("cp", 1), values.get("cp_comm", "ring"))
     if len(clusters) > 1:
         raise PlanError(f"{where}: {values['cluster']} is a grid of clusters: give one.")
     given = {"zero": 3, "overlap": True} if values.get("fsdp") else {}
@@ -189,23 +187,29 @@ def no_zero_bubble(layout: Layout, options: Options) -> str:
 
 
 def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:
-    if missing := [key for key in ("tp", "dp", "mbs", "layers") if key not in values]:
+    if missing := [key for key in ("tp", "dp", "mbs") if key not in values]:
         raise PlanError(f"{where}: lacks {missing[0]}, or stages.")
-    tp, mbs, ep = values["tp"], values["mbs"], values.get("ep", 1)
-    dp = values["dp"] * model.cp
-    if math.gcd(model.experts or 1, dp) % ep:
-        raise PlanError(f"{where}: ep is {ep}: give a divisor of dp × cp = {dp} and of the experts.")
+    if ("layers" in values) == ("pp" in values):
+        raise PlanError(f"{where}: give either layers of each stage, as 8-8-8-8, or pp, or stages.")
+    tp, mbs, ep, pp = values["tp"], values["mbs"], values.get("ep", 1), values.get("pp", 0)
+    dp, chunks = values["dp"] * model.cp, values.get("virtual_stages", 1)
     check_heads(where, model, tp)
-    partition = _partition(where, model, _numbers(where, values["layers"]))
+    even = [(model.layers + stage) // pp for stage in reversed(range(pp))]  # of a pp that is given
+    layers = even or _numbers(where, values["layers"])
+    partition = _partition(where, model, layers)
     if model.global_batch % (dp * mbs):
         raise PlanError(f"{where}: global batch {model.global_batch} is no multiple of dp {dp} × mbs {mbs}.")
+    degrees = dp, ep, layers, model.global_batch // (dp * mbs), chunks, False
+    for is_wrong, words in wrong_degrees(model, *degrees):
+        if is_wrong:
+            raise PlanError(f"{where}: {words}.")
     placement = values.get("nodes") or tuple(name for _, name in cluster.hosts())
     check_nodes(where, cluster, placement)
     shape = Shape(tp, dp, len(partition), mbs, ep)
-    degrees = f"{where}: tp {tp} × dp {dp} × {shape.pp} stages"
-    check_gpus(degrees, cluster, placement, shape.group * shape.pp)
+    needed = f"{where}: tp {tp} × dp {dp} × {shape.pp} stages"
+    check_gpus(needed, cluster, placement, shape.group * shape.pp)
     layout = uniform(model, cluster, placement, shape, partition, options.recompute)
-    return replace(layout, virtual_stages=values.get("virtual_stages", 1))
+    return replace(layout, virtual_stages=chunks)
 
 
 def _stages(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:

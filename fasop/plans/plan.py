@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from chakra_et.text import plural
 from fasop.errors import PlanError
 from fasop.inputs import kinds
 from fasop.inputs.clusters import Cluster, check_gpu, check_gpus, check_nodes
@@ -198,8 +199,7 @@ def pick_plan(path: str, rank: int) -> Plan:
     plans = read_plans(path)
     if 1 <= rank <= len(plans):
         return plans[rank - 1]
-    held = f"{len(plans)} plans" if len(plans) != 1 else "one plan"
-    raise PlanError(f"{path}: holds {held}: --rank {rank} is none of them.")
+    raise PlanError(f"{path}: holds {plural(len(plans), 'plan')}: --rank {rank} is none of them.")
 
 
 def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
@@ -232,15 +232,8 @@ def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
     yield is_wrong, f"{product} is not the global batch, {model.global_batch}"
     for tp in (plan.tp, *(choice.tp for choice in plan.choices)):
         check_heads(where, model, tp)
-    experts = f"a divisor of dp {plan.dp} and of the {model.experts} experts"
-    remedy = experts if model.experts else f"1, as {model.name} has no experts"
-    yield math.gcd(model.experts or 1, plan.dp) % plan.ep, f"ep is {plan.ep}: give {remedy}"
-    chunks, most = plan.virtual_stages, max(1, min(plan.layers))
-    yield (
-        chunks > most or chunks > 1 and (pp == 1 or plan.micro_batches % pp or plan.weight_gradients),
-        f"virtual_stages is {chunks}: give at most {most}, the layers of the smallest stage, and 1 without a "
-        "pipeline, with weight_gradients, or where micro_batches is no multiple of pp",
-    )
+    degrees = plan.dp, plan.ep, plan.layers, plan.micro_batches, plan.virtual_stages
+    yield from wrong_degrees(model, *degrees, bool(plan.weight_gradients))
     pairs_of = zip(plan.weight_gradients, plan.stage_backward, strict=False)
     yield any(part > whole for part, whole in pairs_of), "weight_gradients: give parts of stage_backward"
     gpus, sequences = plan.tp * plan.dp, plan.dp * plan.mbs
@@ -250,6 +243,18 @@ def _mistakes(where: str, plan: Plan) -> Iterator[tuple[object, str]]:
         is_wrong = len(choice.shares) == 1 and choice.shares[0][1] * (gpus // tp) != sequences
         stage = f"the {gpus} GPUs of a stage and its {sequences} sequences"
         yield gpus % tp or is_wrong, f"choices: tp {tp} and its shares don't divide {stage}"
+
+
+def wrong_degrees(
+    model: Model, ranks: int, ep: int, layers: Sequence[int], micro_batches: int, chunks: int, split: bool
+) -> Iterator[tuple[object, str]]:
+    """As ``_mistakes``. ranks: data-parallel; layers: of each stage; split: whether backward passes are."""
+    experts = f"a divisor of dp {ranks} and of the {model.experts} experts"
+    remedy = experts if model.experts else f"1, as {model.name} has no experts"
+    yield math.gcd(model.experts or 1, ranks) % ep, f"ep is {ep}: give {remedy}"
+    most = 1 if len(layers) == 1 or micro_batches % len(layers) or split else max(1, min(layers))
+    why = "a layer for each, and 1 without a pipeline, with zero-bubble, or if the micro-batches are no"
+    yield chunks > most, f"virtual_stages is {chunks}: give at most {most}: {why} multiple of pp"
 
 
 def check_heads(where: str, model: Model, tp: int) -> None:

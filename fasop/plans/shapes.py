@@ -116,7 +116,7 @@ def blocks(cluster: Cluster, gpus_per_stage: int) -> tuple[list[Block], bool]:
         orders = list(itertools.islice(some, MOST_BLOCKS))
     found = []
     for nodes in orders:
-        of = _node_of_each_gpu(cluster, nodes)
+        of = node_of_each_gpu(cluster, nodes)
         seats = _seats(nodes, of, g)
         inside = [of[k * g] == of[(k + 2) * g - 1] for k in range(len(seats) - 1)]
         found.append(Block(nodes, seats, tuple(inside), len(of) % g == 0))
@@ -181,7 +181,7 @@ def _mixes(cluster: Cluster, g: int) -> list[tuple[str, ...]]:
     return sorted(found, key=lambda nodes: (len(set(nodes)), [names.index(name) for name in nodes]))
 
 
-def _node_of_each_gpu(cluster: Cluster, nodes: Sequence[str]) -> list[int]:
+def node_of_each_gpu(cluster: Cluster, nodes: Sequence[str]) -> list[int]:
     """The place in ``nodes`` of each rank's, where ranks are numbered through the nodes in order."""
     return [at for at, name in enumerate(nodes) for _ in range(cluster.size(cluster.gpu(name)))]
 
@@ -193,7 +193,7 @@ def _seats(nodes: Sequence[str], of: list[int], g: int) -> tuple[Seats, ...]:
 
 
 def stage_seats(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[Seats, ...]:
-    return _seats(placement, _node_of_each_gpu(cluster, placement), shape.group)[: shape.pp]
+    return _seats(placement, node_of_each_gpu(cluster, placement), shape.group)[: shape.pp]
 
 
 def crowded(stage_nodes: Sequence[set[int]]) -> tuple[bool, ...]:
@@ -214,7 +214,7 @@ def crowded(stage_nodes: Sequence[set[int]]) -> tuple[bool, ...]:
 
 def boundary_kinds(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[int, ...]:
     """Of each boundary between stages: ``INSIDE`` one node, ``BETWEEN`` nodes, or ``CROWDED``."""
-    of, g = _node_of_each_gpu(cluster, placement), shape.group
+    of, g = node_of_each_gpu(cluster, placement), shape.group
     stages = [set(of[k * g : (k + 1) * g]) for k in range(shape.pp)]
     pairs = zip(itertools.pairwise(stages), crowded(stages), strict=True)
     return tuple(

@@ -88,13 +88,11 @@ def parts_of(cluster: Cluster) -> list[Cluster]:
         if math.prod(len(each) for each in counts) <= MOST_PARTS:
             break
     found = []
-    # Parts name their nodes as the whole does.
-    named = cluster.hosts()
-    hosts = {gpu.name: tuple(host for host, name in named if name == gpu.name) for gpu in cluster.gpus}
     for nodes in itertools.product(*counts):
         used = [(gpu, n) for gpu, n in zip(cluster.gpus, nodes, strict=True) if n]
         if used:
-            gpus = tuple(replace(gpu, hosts=hosts[gpu.name][:n]) for gpu, n in used)
+            # Named as in the whole.
+            gpus = tuple(replace(gpu, hosts=tuple(cluster.assigned([gpu.name] * n))) for gpu, n in used)
             found.append(replace(cluster, gpus=gpus, nodes=tuple(n for _, n in used)))
     return found
 

@@ -100,6 +100,16 @@ def test_a_plan_of_the_search_is_evaluated_as_it_was_planned(options: Options) -
             assert estimate(of_plan(plan), [read_costs()], options).step == pytest.approx(plan.step_time)
 
 
+def test_stages_that_are_only_counted_hold_equally_many_layers(tmp_path: Path) -> None:
+    """``pp`` was answered with "did you mean 'tp'?"."""
+    text = "layouts: {it: {model: gpt2-xl, cluster: paper-gpt2xl, tp: 1, dp: 4, mbs: 1, pp: 5}}"
+    (one,) = right_layouts(written(tmp_path, text))
+    (same,) = right_layouts(written(tmp_path, text.replace("pp: 5", "layers: 10-10-10-9-9")))
+    assert one == same and one.layout.partition == (11, 10, 10, 9, 10)
+    (chunks,) = right_layouts(written(tmp_path, text.replace("pp: 5", "pp: 4, virtual_stages: 2")))
+    assert chunks.layout.virtual_stages == 2
+
+
 def test_an_uneven_stage_goes_at_the_pace_of_its_slowest_replica(tmp_path: Path) -> None:
     text = """
 layouts:
@@ -141,6 +151,10 @@ layouts:
         ("measured: 1.4022", "measured: -1", "seconds per step"),
         ("mbs: 1", "mbs: 1, mps: 1", "unknown setting 'mps'"),
         ("tp: 1, ", "", "lacks tp"),
+        ("mbs: 1", "mbs: 1, pp: 8", "either layers of each stage, as 8-8-8-8, or pp"),
+        ("mbs: 1", "mbs: 1, ep: 2", "ep is 2: give 1, as gpt2-xl has no experts"),
+        ("mbs: 1", "mbs: 1, cp: 32, cp_comm: all-to-all", "layout even: model gpt2-xl: cp_comm"),
+        ("mbs: 1", "mbs: 1, virtual_stages: 2", "virtual_stages is 2: give at most 1"),
         ("model: gpt2-xl, ", "", "lacks model"),
         ("gpt2xl,", "pareto,", "grid of clusters"),
     ],

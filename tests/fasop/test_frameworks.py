@@ -57,6 +57,10 @@ def test_each_framework_gets_the_plan_in_its_own_words(plan: Plan) -> None:
         ("deepspeed", {}, "nor stages with --zero 2"),
         ("deepspeed", {"partition": (20, 14)}, "as many layers in each stage"),
         ("torchtitan", {"options": Options(cuda_graphs=True)}, "makes no CUDA graph"),
+        ("torchtitan", {"options": Options(recompute="full", recomputed=0.5)}, "again, or none"),
+        ("megatron-bridge", {"options": Options(recompute="full", recomputed=0.3)}, "one whole number"),
+        ("megatron-bridge", {"options": Options(precision="fp8 rows")}, "has no fp8 rows"),
+        ("torchtitan", {"options": Options(precision="fp8 blocks")}, "has no fp8 blocks"),
         ("megatron-bridge", {"options": Options(precision="fp32")}, "has no fp32"),
         ("megatron-bridge", {"is_oom": True}, "runs out of memory"),
     ],
@@ -79,6 +83,29 @@ def test_stages_of_their_own_sizes_and_chunks_are_exported(plan: Plan) -> None:
     assert [len(part) for part in parts] == [11, 7, 9, 8]
     assert parts[0][0] == "tok_embeddings" and parts[-1][-2:] == ["norm", "output"]
     assert sum(parts, [])[1:-2] == [f"layers.{at}" for at in range(32)]
+
+
+def test_fp8_by_rows_and_blocks_is_exported_where_it_is_known(plan: Plan) -> None:
+    """Both were refused everywhere: torchtitan's recipe ``rowwise``, Megatron-Bridge's subchannel scaling."""
+    by_rows = replace(plan, options=replace(plan.options, precision="fp8 rows"))
+    text = exported(by_rows, "torchtitan")
+    assert 'converters = ["quantize.linear.float8"]' in text and 'recipe_name = "rowwise"' in text
+    assert "enable_fsdp_float8_all_gather" not in text  # which needs one scale for all of a tensor
+    blocks = replace(plan, options=replace(plan.options, precision="fp8 blocks"))
+    settings = yaml.safe_load(exported(blocks, "megatron-bridge"))
+    assert settings["mixed_precision"] == "bf16_with_fp8_subchannel_scaling_mixed"
+
+
+def test_parts_of_a_step_are_exported_to_megatron_bridge(plan: Plan) -> None:
+    """Shares of the layers that are computed again, and graphs of layers or attention, were refused."""
+    some = replace(plan.options, recompute="full", recomputed=0.5, cuda_graphs="attention")
+    model = yaml.safe_load(exported(replace(plan, options=some), "megatron-bridge"))["model"]
+    assert (model["recompute_method"], model["recompute_num_layers"]) == ("block", 8)  # of a stage's 16
+    assert (model["cuda_graph_impl"], model["cuda_graph_scope"]) == ("transformer_engine", ["attn"])
+    whole = replace(some, recomputed=1.0, cuda_graphs="layer")
+    model = yaml.safe_load(exported(replace(plan, options=whole), "megatron-bridge"))["model"]
+    assert (model["recompute_method"], model["recompute_num_layers"]) == ("uniform", 1)
+    assert (model["cuda_graph_impl"], model["cuda_graph_scope"]) == ("transformer_engine", [])
 
 
 def test_what_is_not_in_the_file_is_named(plan: Plan) -> None:

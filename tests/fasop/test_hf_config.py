@@ -112,6 +112,9 @@ def test_a_config_is_planned_by_its_path(tmp_path: Path, capsys: pytest.CaptureF
     assert main([*argv, "--global-batch", "32"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Tiny-Llama (257,472 parameters, 3 layers of 64, sequences of 64, 32 per step)")
+    # A file of another name was called by its folder, too.
+    (folder / "config.json").rename(named := tmp_path / "tiny.json")
+    assert find_model(str(named)).name == "tiny"
 
 
 @pytest.mark.parametrize(

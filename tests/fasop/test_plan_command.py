@@ -340,6 +340,7 @@ def test_a_gpu_that_is_only_a_datasheet(capsys: pytest.CaptureFixture[str], tmp_
     assert (
         40 < mfu < 100 and f"H20: costs of {tmp_path / 'h20.yaml'}\n" in text and "not judged on H20" in text
     )
+    assert "llama3-8b on h20.yaml: not measured" in text
     cluster.write_text(cluster.read_text().replace("h20.yaml", "h21.yaml"))
     assert "h21.yaml: can't be read" in refused(capsys, *flags)
 

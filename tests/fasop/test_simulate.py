@@ -348,5 +348,5 @@ def test_whole_rounds_of_micro_batches_are_needed_to_interleave(plans: Path, tmp
     fewer = dataclasses.replace(plan.model, global_batch=5 * plan.dp * plan.mbs)
     path = tmp_path / "plans.json"
     path.write_text(plans_json([dataclasses.replace(plan, model=fewer, micro_batches=5, virtual_stages=2)]))
-    with pytest.raises(PlanError, match="micro_batches is no multiple of pp"):
+    with pytest.raises(PlanError, match="micro-batches are no multiple of pp"):
         read_plans(path)
