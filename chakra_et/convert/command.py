@@ -178,8 +178,7 @@ def convert(config: ConvertConfig, sets: list[TraceSet], keep: bool = False) -> 
 
 
 def command(work: Callable[[], int]) -> int:
-    """Run a conversion command and return its exit status. SIGTERM ends it as Ctrl-C does: workers are ended
-    and incomplete files removed."""
+    """Run a conversion command; its exit status. SIGTERM ends it as Ctrl-C does, workers and all."""
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

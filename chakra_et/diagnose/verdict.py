@@ -69,8 +69,7 @@ WITHOUT = {
 
 @dataclass(frozen=True)
 class Proposal:
-    """``gain``: the part of the step that goes, as predicted; ``flags``: of ``chakra-et predict`` for it,
-    empty where it has none."""
+    """``gain``: the part of the step that goes, as predicted; ``flags``: of ``predict`` for it, or ""."""
 
     text: str
     gain: float

@@ -1,7 +1,6 @@
 """Encode columns as the bytes of an .et file.
 
-The bytes are the same as those of the protobuf library: fields in ascending order, defaults left out except
-in attribute values, dependencies packed.
+As the protobuf library does: fields ascending, defaults left out but in attributes, dependencies packed.
 """
 
 from __future__ import annotations

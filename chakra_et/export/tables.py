@@ -60,8 +60,7 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
     def arrow(self) -> Any:
-        """A ``pyarrow.Table``; its columns have the ``description`` of ``dictionary``. Raises ``TraceError``
-        where pyarrow is not installed."""
+        """A ``pyarrow.Table``; columns have ``description``. Raises ``TraceError`` without pyarrow."""
         try:
             import pyarrow
         except ImportError:

@@ -96,8 +96,7 @@ def measure(config: MeasureConfig) -> list[Sample]:
 def _median(
     run: Callable[[Any, Any, Any], None], size: int, ranks: int, group: Any, device: Any, repeats: int
 ) -> float:
-    """The median time of a collective, ns, each time from a common start. ``run`` takes the input, room for
-    the output, and the process group."""
+    """A collective's median, ns, from a common start. ``run`` takes input, room for output, and the group."""
     import torch
     import torch.distributed as dist
 

@@ -28,8 +28,7 @@ from chakra_et.transform.changes import Change, Rebuild
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """One step of one rank, ns; ``measured_ns`` is None where the file holds no start times. ``before_ns``:
-    as replayed without changes."""
+    """A rank's step, ns; ``measured_ns`` is None without start times. ``before_ns``: replayed unchanged."""
 
     name: str
     measured_ns: int | None

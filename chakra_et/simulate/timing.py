@@ -86,8 +86,7 @@ def align(
     graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int] | None:
     """What to add to the recorded times of each trace, and the median absolute deviation of the collectives'
-    ends around that, int64[T] ns; the number of collectives compared. None if some rank has no collective in
-    common with the others.
+    ends around that, int64[T] ns; the number of collectives compared. None if a rank shares no collective.
 
     ``starts_ns`` int64[N]: recorded start times, each on the clock of its rank.
     """

@@ -148,8 +148,7 @@ def refuse_others(
 
 
 def awaited(run: Run, backward: Sequence[Sequence[Backward]]) -> np.ndarray:
-    """bool[N]: the last all-reduce of each step of each trace. Others run beside the backward pass, with
-    which gloo's threads share the cores."""
+    """bool[N]: the last all-reduce of each step; others run beside the backward pass, sharing its cores."""
     columns = []
     for trace, steps in zip(run.graph.traces, backward, strict=True):
         columns.append(np.zeros(len(trace), bool))

@@ -93,8 +93,7 @@ def names_in(trace: ExecutionTrace, groups: ScaledGroups, place: Place) -> dict[
 
 
 def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, place: Place) -> dict[int, int]:
-    """Captured rank → new rank, of those that messages name: as many places away, for the copy at ``place``
-    of the rank at ``source``."""
+    """Captured → new rank, of those in messages: as many places from ``place`` as it was from ``source``."""
     named = {rank for name in ("comm_src", "comm_dst") for rank in set(trace.column(name, -1).tolist())}
     found = {}
     for rank in sorted(named):
@@ -127,8 +126,7 @@ def step_of(trace: ExecutionTrace) -> np.ndarray:
 
 
 def with_steps(trace: ExecutionTrace, captured: ExecutionTrace) -> ExecutionTrace:
-    """The trace with an attribute that says in which step of the ``captured`` rank each node was, which
-    copies of nodes take along."""
+    """The trace with the step of each node of the ``captured`` rank as an attribute, which copies keep."""
     return set_integers(trace, _STEP, "int64", step_of(captured), np.ones(len(trace), bool))
 
 

@@ -137,8 +137,7 @@ class Sizes:
 
     @property
     def widths(self) -> set[int]:
-        """Sizes of layers and heads. The leftmost size that equals the batch is the batch, and a table's
-        length is no size of a layer."""
+        """Sizes of layers and heads: not the batch, which is leftmost, nor the lengths of tables."""
         found = {size for shape in self.parameters - self.tables for size in shape}
         found |= {size for shape in self.tables for size in shape[1:]}
         return (found | {self.heads, self.width}) - {self.batch, 0}
@@ -188,8 +187,7 @@ def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
 def _shapes_of(
     of_rank: Mapping[int, Operators],
 ) -> tuple[Counter[tuple[Shape, ...]], set[Shape], Counter[Shape]]:
-    """How often which inputs are looked up, the table first; the shapes of parameters; and how often all
-    others have which shape."""
+    """How often which inputs are looked up, the table first; parameters' shapes; counts of all others."""
     look_ups: Counter[tuple[Shape, ...]] = Counter()
     parameters: set[Shape] = set()
     others: Counter[Shape] = Counter()
@@ -207,8 +205,7 @@ def _shapes_of(
 
 
 def resizing(sizes: Sizes, batch: int, sequence: int, where: str) -> Callable[[Shape], Shape]:
-    """What makes a tensor's shape that of another batch and sequence. Raises ``TraceError`` where their sizes
-    can't be told from others."""
+    """What gives shapes another batch and sequence. Raises ``TraceError`` where others have their sizes."""
     changes = (
         (sizes.batch, batch),
         (sizes.sequence, sequence),

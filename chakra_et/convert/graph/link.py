@@ -158,8 +158,7 @@ def rank_and_world(
     """Rank and number of ranks.
 
     The device trace, the file name (``path_rank``, -1: none) and the manifest (``manifest_world``, 0: none)
-    must agree. Without a recorded number it is the default group's size, or ``ranks_here``. Raises
-    ``TraceError``.
+    must agree. Without a number it is the default group's, or ``ranks_here``. Raises ``TraceError``.
     """
     rank = _whole(device.distributed.get("rank"), -1)
     if rank >= 0 and path_rank >= 0 and rank != path_rank:
