@@ -43,8 +43,7 @@ def simulated_dimensions(topology: Topology, several: bool) -> Topology:
     notes = []
     if any(pairs):
         notes.append(
-            "a Ring of two ranks is written as FullyConnected, which has the same links and doesn't make "
-            "ASTRA-sim abort"
+            "a Ring of two ranks is written as FullyConnected, with the same links: ASTRA-sim aborts"
         )
     if several and len(dimensions) == 1:
         whole = dimensions[0]

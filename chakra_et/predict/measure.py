@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks < 2 or "RANK" not in os.environ:
         raise TraceError(
-            "measure-network needs two ranks or more: start it as `torchrun --nproc-per-node 2 -m chakra_et "
-            "measure-network`"
+            "measure-network needs two ranks: `torchrun --nproc-per-node 2 -m chakra_et measure-network`"
         )
     import torch.distributed as dist
 

@@ -142,8 +142,7 @@ def _match_collectives(graph: ReplayGraph, matching: Matching, groups: Mapping[s
                 matching.order[nodes] = sequence[nodes]
     if alone:
         matching.notes.append(
-            f"collectives of group {_few(alone)} run unmatched for their own durations: "
-            "the files of some members were not given"
+            f"collectives of group {_few(alone)} run unmatched: some members' files were not given"
         )
     if single:
         matching.notes.append(f"collectives of group {_few(single)} run unmatched: the group has one rank")

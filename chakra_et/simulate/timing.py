@@ -55,8 +55,7 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
         clocks, spreads, matched = found
         spread = int(spreads.max())
         notes.append(
-            f"clocks aligned by {matched} collectives; the uncertainty of the offsets is up to "
-            f"{spread / 1000:.0f} µs"
+            f"clocks aligned by {matched} collectives; their uncertainty: up to {spread / 1000:.0f} µs"
         )
     if local is not None and clocks is not None:
         starts = local + clocks[graph.trace_of]

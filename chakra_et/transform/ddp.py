@@ -83,8 +83,7 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
     ready = sorted(recorded, key=lambda each: each.row)
     if not ready:
         raise TraceError(
-            f"{flag}: rank {rank} has no node {GRADIENT} with a recorded shape: capture CPU operators with "
-            "record_shapes"
+            f"{flag}: rank {rank} has no node {GRADIENT} with a shape: capture with record_shapes"
         )
     group = inside(trace, [int(top[each.row]) for each in ready])
     launched = _launches(operators, [each for sweep in sweeps for each in sweep.launches])

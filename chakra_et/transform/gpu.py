@@ -118,8 +118,7 @@ class OtherGpu:
             such = np.array([each == guess for each in guesses])[found.of]
             notes.append(f"{int(such.sum()):,} kernels ({taken[such].sum() / 1e6:,.3f} ms) {guess}")
         notes += [
-            f"kernels on {gpu.name} but matrix products are taken to reach the parts of its rates "
-            f"that {like}'s do"
+            f"kernels on {gpu.name} but matrix products are taken to reach its rates as {like}'s do"
             for gpu in (source, target)
             if (like := operator_times.LIKE[gpu.vendor]) != gpu.name
         ]

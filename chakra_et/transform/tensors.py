@@ -166,8 +166,7 @@ def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
             looked[found[1]] += count * found[0][0]  # the largest table is that of tokens
     if not looked:
         raise TraceError(
-            f"{where}: batch and sequence weren't recognised: no aten::embedding looks up indices of two "
-            "dimensions (batch × sequence)"
+            f"{where}: batch and sequence weren't recognised: no aten::embedding of batch × sequence"
         )
     if not any(len(shape) > 1 for shape in parameters):
         raise TraceError(f"{where}: no parameters were recognised: no {GRADIENT} has a recorded shape")

@@ -106,9 +106,7 @@ class Passes:
         return np.asarray(share * np.maximum(units.backward - sums, 0.0))
 
     def sum_seconds(self, tensor: Group, mbs: int) -> float:
-        """Seconds of one sum of activations over a tensor-parallel group; with sequence parallelism, of the
-        reduce-scatter and all-gather in its place.
-        """
+        """Seconds of a sum of activations over a tensor group, or of reduce-scatter and all-gather."""
         size = mbs * self.model.seq * self.model.hidden * self.options.activation_bytes
         # Between nodes the network decides, not how kernels of both kinds share a GPU.
         longer = constant(constant_name("tensor", None, self.options)) if len(tensor) == 1 else 1.0
@@ -264,9 +262,7 @@ def synchronized(options: Options, stage_end: Time, backward_end: Time, exposed:
 
 
 def step_end(synced: list[float], holders: Sequence[int], embedding: float, update: Sequence[float]) -> float:
-    """When the last stage has updated its parameters: those with a copy of the embedding (``holders``) first
-    sum it. synced: when each has its gradients.
-    """
+    """When the last stage is updated: ``holders`` of the embedding first sum it. synced: with gradients."""
     if len(holders) > 1:
         done = max(synced[at] for at in holders) + embedding
         synced = [done if at in holders else end for at, end in enumerate(synced)]

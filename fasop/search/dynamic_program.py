@@ -68,9 +68,7 @@ class DynamicProgram:
 
     @memo
     def load(self, seats: Seats, in_flight: int) -> np.ndarray:
-        """A stage's part in the maximum [units, end of the last], without its messages; inf where there is
-        no such stage, or none that fits.
-        """
+        """A stage's part in the maximum [units, end of the last], without messages; inf where none fits."""
         deciding = self._deciding(seats, in_flight)
         forward, both, _, never = self._passes(seats, deciding)
         load: np.ndarray = (self.m - 1) * both - (in_flight - 1) * forward + never
@@ -81,9 +79,7 @@ class DynamicProgram:
 
     @memo
     def _stage(self, seats: Seats, in_flight: int, is_first: bool) -> tuple[np.ndarray, ...]:
-        """Of a stage [units, end]: its part in the sum, and in the maximum, inf where it does not fit; and
-        the least part in the maximum of so many units or more.
-        """
+        """Of a stage [units, end]: its part in the sum, in the maximum (inf: unfit), and its least there."""
         _, both, once, _ = self._passes(seats, self._deciding(seats, in_flight))
         load = self.load(seats, in_flight)
         least = np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]

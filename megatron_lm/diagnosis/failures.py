@@ -50,9 +50,7 @@ UNKNOWN = len(RULES)
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed rank, node or job. where: in words, empty for the job; lines: the last ones of its
-    statement; weight: of its cause.
-    """
+    """A failed rank, node or job. where: in words, or ""; lines: the last; weight: of its cause."""
 
     where: str
     node: str

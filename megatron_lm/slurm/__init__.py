@@ -1,3 +1,1 @@
-"""Launching: ``job.sh`` and ``node.sh`` start the nodes of a run, ``submit`` gives it to Slurm,
-``local_cluster.sh`` is a Slurm of virtual nodes for tests.
-"""
+"""``job.sh`` and ``node.sh`` start nodes, ``submit`` calls Slurm, ``local_cluster.sh`` is one for tests."""

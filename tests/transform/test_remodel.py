@@ -240,7 +240,7 @@ def test_a_model_that_is_not_recognised_is_refused(
     assert main(["scale", name, "--layers", "2x", "-o", str(tmp_path / "b")]) == 2
     assert "neither sibling modules of one class (attribute module) nor" in capsys.readouterr().err
     assert main(["scale", name, "--seq", "2x", "-o", str(tmp_path / "c")]) == 2
-    assert "no aten::embedding looks up indices of two dimensions" in capsys.readouterr().err
+    assert "no aten::embedding of batch × sequence" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""What a run saves, in folders that transformers can load: checkpoints to resume from, and the best model.
-Written atomically, and read back to resume.
-"""
+"""What a run saves, for transformers to load, atomically: checkpoints to resume from, and the best model."""
 
 from __future__ import annotations
 

@@ -127,8 +127,7 @@ def check(
         reason = f"only {rate:.0%} of their operators match: {difference}"
     if reason and not allow_unlinked:
         raise TraceError(
-            f"{host.path} and {device.path} are not from the same run: {reason}; pair the right files, or "
-            "use --allow-unlinked."
+            f"{host.path} and {device.path} are not of one run: {reason}; pair others, or --allow-unlinked."
         )
     linked = linked.copy()
     linked[other] = -1
@@ -179,8 +178,7 @@ def rank_and_world(
     world = world or manifest_world or max(_whole(next(iter(default), 0), 0), ranks_here, rank + 1)
     if not rank < world <= MAX_RANKS:
         raise TraceError(
-            f"{device.path}: is rank {rank} of {world}; ranks must be below the number of ranks (at most "
-            f"{MAX_RANKS})."
+            f"{device.path}: is rank {rank} of {world}; ranks must be below that (at most {MAX_RANKS})."
         )
     return rank, world
 
