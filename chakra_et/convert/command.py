@@ -79,9 +79,7 @@ class ConvertConfig:
         "auto",
     )
     json: bool = option("print JSON: by run and rank the report, the file, and every error", False)
-    allow_unlinked: bool = option(
-        "continue if host and device trace hardly match or come from two processes", False, group=RARE
-    )
+    allow_unlinked: bool = option("continue where host and device trace hardly match", False, group=RARE)
     allow_truncated: bool = option("continue where a trace is cut or device work missing", False, group=RARE)
     allow_missing_ranks: bool = option("continue if traces of some ranks are missing", False, group=RARE)
     max_bytes: int = option("refuse a larger trace (uncompressed size)", MAX_BYTES, group=RARE)

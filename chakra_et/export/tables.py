@@ -65,7 +65,7 @@ class Table:
             import pyarrow
         except ImportError:
             raise TraceError(
-                "Parquet and data-frame libraries need pyarrow: pip install pyarrow (or --format csv)"
+                "Parquet and data frames need pyarrow: pip install it, or --format csv"
             ) from None
         table = pyarrow.table(self.columns)
         meaning = dictionary()

@@ -104,9 +104,7 @@ def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = 
         _match_collectives(graph, matching, comm_groups or {})
         _match_messages(graph, matching)
     elif communications := int(np.isin(graph.types, (NodeType.COMM_COLL, *_MESSAGES)).sum()):
-        matching.notes.append(
-            f"{communications} communication nodes run unmatched for their own durations: there is one rank"
-        )
+        matching.notes.append(f"{communications} communication nodes run unmatched: there is one rank")
     return matching
 
 
