@@ -115,3 +115,12 @@ def test_calls_that_wait_for_a_thread_of_gloo_are_served_in_their_order() -> Non
         (REDUCE, 7, 5, 0),
     )  # fmt: skip
     assert started_by(trace, np.arange(3, 6), {}, {}).tolist() == [-1, -1, -1, 0, 1, 2]
+
+
+def test_a_reduce_scatter_that_gloo_runs_as_an_all_reduce_has_its_own_call() -> None:
+    """Both calls waited for a thread of gloo: the all-reduce took the later one, of an all-to-all."""
+    trace = device(
+        ("c10d::_reduce_scatter_base_", 1, 0, 0), ("c10d::alltoall_base_", 1, 1, 0), (REDUCE, 7, 2, 0),
+        ("gloo:all_to_all", 8, 3, 0),
+    )  # fmt: skip
+    assert started_by(trace, np.arange(2, 4), {}, {}).tolist() == [-1, -1, 0, 1]

@@ -18,7 +18,7 @@ from chakra_et.arrays import rows_by_value
 from chakra_et.convert.graph.communication import Operation, operation_named
 from chakra_et.convert.graph.timeline import named
 from chakra_et.cost.operator_work import shaped_tensors
-from chakra_et.et.columns import item_bytes
+from chakra_et.et.columns import CollectiveType, item_bytes
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL
 from chakra_et.traces.fields import as_number
@@ -28,6 +28,8 @@ LAUNCHERS = ("c10d::", "_c10d_functional")
 """Prefixes of operators that start communication."""
 GROUP_MARK = re.compile(r"process_group:(.*?)(?: \((\d+) bytes\))?")
 """Our tracer's annotation around a call of a process group: its name, and what the rank sends."""
+# By gloo.
+_RUN_AS: dict[Any, Operation] = {CollectiveType.REDUCE_SCATTER: CollectiveType.ALL_REDUCE}
 RECENT = 64  # more operations don't wait for a thread of their backend
 # Functional operators that only pass on or wait for a result.
 _NOT_LAUNCHERS = ("wait_tensor", "_wrap_tensor_autograd")
@@ -244,6 +246,7 @@ def started_by(
     is_c10d = named(device, lambda name: name.startswith(LAUNCHERS[0]))
     calls = np.setdiff1d(starts[is_c10d[starts]], found).tolist()
     kinds = {at: operation_named(device.names[device.name[at]]) for at in (*calls, *rows.tolist())}
+    kinds = {at: _RUN_AS.get(kind, kind) for at, kind in kinds.items()}
     free, queues = set(calls), dict[tuple[str, Operation | None], list[int]]()
     for row in rows[~known].tolist():
         own, until = group_of.get(int(device.thread[row]), ""), bisect(calls, row)
