@@ -26,11 +26,11 @@ PREFIX = "process_group:"
 
 
 @contextlib.contextmanager
-def named_groups() -> Iterator[None]:
-    """Label the operations of all process groups with their group."""
+def named_groups(note: Callable[[str], None]) -> Iterator[None]:
+    """Label the operations of all process groups with their group, and ``note`` its name."""
     originals = {name: each for name, each in vars(ProcessGroup).items() if OPERATIONS.match(name)}
     for name in originals:
-        setattr(ProcessGroup, name, _labelled(getattr(ProcessGroup, name)))
+        setattr(ProcessGroup, name, _labelled(getattr(ProcessGroup, name), note))
     try:
         yield
     finally:
@@ -38,9 +38,10 @@ def named_groups() -> Iterator[None]:
             setattr(ProcessGroup, name, original)
 
 
-def _labelled(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _labelled(operation: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def call(group: ProcessGroup, *args: Any, **options: Any) -> Any:
+        note(group.group_name)
         sent = next(filter(None, map(_bytes, reversed(args))), 0)  # inputs follow outputs
         with record_function(f"{PREFIX}{group.group_name} ({sent} bytes)"):
             return operation(group, *args, **options)

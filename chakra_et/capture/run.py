@@ -85,7 +85,8 @@ def _run(target: list[str], is_module: bool, trace: _RunTrace) -> int:
     is_new = manifest.is_file() and manifest.stat().st_mtime_ns >= began
     if is_new and any(rank["files"] for rank in read_json(manifest)["ranks"]):
         return 0
-    why = "no step was recorded, see above; a short script may need more steps" if trace.tracer else _NO_STEPS
+    short = "no step was recorded, see above; a short script may need more steps, or --step-on NAME"
+    why = short if trace.tracer else _NO_STEPS
     print(f"chakra-et: no trace was written: {why}", file=sys.stderr)
     return 1
 
@@ -152,6 +153,8 @@ class _RunTrace:
 
         from chakra_et.capture.tracer import ChakraTracer
 
+        if _is_traced():
+            return
         if self.tracer is None:
             self.stepping = stepping
             self.tracer = ChakraTracer(**self.config.arguments(), run_info={"command": sys.argv})
@@ -181,6 +184,15 @@ def _uncompiled(call: Callable[[Any], None]) -> Callable[[Any], None]:
     import torch
 
     return torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call
+
+
+def _is_traced() -> bool:
+    """Whether what runs is only traced: by torch.jit.trace, torch.export or make_fx."""
+    import torch
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
+    return torch.jit.is_tracing() or bool(modes & {"FakeTensorMode", "ProxyTorchDispatchMode"})
 
 
 def _after_each_call(call: Callable[[Any], None], name: str) -> list[Any]:

@@ -112,6 +112,7 @@ class ChakraTracer:
         self._mailbox = Mailbox(f"trace/{next(_ordinal)}", self.rank, self.world_size)
         self._groups, self._backend = trace_manifest.process_groups(), trace_manifest.backend()
         self._groups_named = contextlib.ExitStack()
+        self._called: dict[str, dict[str, Any] | None] = {}
         self._group_threads: dict[str, list[int]] = {}
         self._recorder = Recorder(**self.schedule, memory=self.memory)
         with self._guarded():
@@ -152,7 +153,13 @@ class ChakraTracer:
         """Label gloo's operations from the structure step on: a label costs some µs, and the steps before are
         the untraced ones."""
         if self.steps_done == self._recorder.structure and trace_manifest.backend() not in (None, "nccl"):
-            self._groups_named.enter_context(gloo.named_groups())
+            self._groups_named.enter_context(gloo.named_groups(self._note_group))
+
+    def _note_group(self, name: str) -> None:
+        """Keep what is known of a group when it is first called: it may be destroyed before the end."""
+        if name not in self._called:
+            groups = trace_manifest.process_groups()
+            self._called[name] = next((each for each in groups if each["name"] == name), None)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if os.getpid() != self._pid or self.finished and not self._awaits:  # forked, or done
@@ -261,6 +268,7 @@ class ChakraTracer:
         # Includes groups created since the start; none are listed once the process group is destroyed.
         self._groups = trace_manifest.process_groups() or self._groups
         self._group_threads = trace_manifest.gloo_threads(self._groups, self.rank)
+        self._groups += [each for each in self._called.values() if each and each not in self._groups]
 
     def _export(self) -> PairReport:
         host, device = self.files.unfinished("host"), self.files.unfinished("device")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from chakra_et.__main__ import main
 from chakra_et.capture import gloo
 from chakra_et.capture.tracer import ChakraTracer
 from chakra_et.et import file as et_file
@@ -75,7 +76,7 @@ def test_each_dimension_of_a_mesh_has_its_own_groups(torchrun, tmp_path: Path) -
 
 def test_process_groups_are_left_as_they_were() -> None:
     before = dict(vars(ProcessGroup))
-    with gloo.named_groups():
+    with gloo.named_groups(lambda name: None):
         assert vars(ProcessGroup)["allreduce"] is not before["allreduce"]
     assert {name: vars(ProcessGroup)[name] for name in before} == before
 
@@ -94,6 +95,25 @@ def test_untraced_steps_call_groups_without_labels(tmp_path: Path) -> None:
         dist.destroy_process_group()
     # Two to wait for, the structure step, the timed one, and one after them.
     assert labelled == [False, False, True, True, False]
+
+
+def test_a_group_that_is_destroyed_before_the_end_is_in_the_manifest(tmp_path: Path) -> None:
+    """Its collectives had a group that no file listed, and the conversion ended with status 1."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with ChakraTracer(tmp_path, "run", wait_steps=0, active_steps=2, strict=True) as tracer:
+            for step in range(3):
+                group = dist.new_group([0], group_desc=f"of step {step}")
+                dist.all_reduce(torch.ones(4), group=group)
+                dist.destroy_process_group(group)
+                tracer.step()
+    finally:
+        dist.destroy_process_group()
+    groups = json.loads((tmp_path / "run_manifest.json").read_text())["process_groups"]
+    assert [(group["description"], group["ranks"]) for group in groups] == [
+        ("default_pg", [0]), ("of step 0", [0]), ("of step 1", [0]), ("of step 2", [0]),
+    ]  # fmt: skip
+    assert main(["convert", str(tmp_path)]) == 0
 
 
 def test_the_names_agree_with_the_converter() -> None:

@@ -172,6 +172,28 @@ def test_inference_is_traced_by_the_calls_of_a_module(words, steps, project: Pat
     assert names.count("aten::linear") == names.count("aten::relu") == 1
 
 
+TRACED = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.ReLU()))
+with torch.no_grad():
+    torch.jit.trace(model, torch.ones(2, 4), check_trace=False)
+    torch.export.export(model, (torch.ones(2, 4),), strict=False)
+    for _ in range(5):
+        model(torch.ones(2, 4))
+"""
+
+
+def test_calls_that_are_only_traced_by_jit_or_export_are_no_steps(project: Path) -> None:
+    """The recording began within torch.jit.trace: no trace, and a segmentation fault at the end; within
+    torch.export the script ended with an error."""
+    (project / "code" / "serve.py").write_text(TRACED)
+    done = run(project, "code/serve.py", CHAKRA_TRACE="outputs/t", CHAKRA_TRACE_ACTIVE="1")
+    assert done.returncode == 0, done.stderr
+    (rank,) = load(project / "outputs" / "t_manifest.json")["ranks"]
+    assert rank["steps"] == [3] and rank["check"]["linkable"]
+
+
 SPAWNING = """
 import os, sys
 import torch
