@@ -15,7 +15,7 @@ from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.longest_path import make_schedule
 from chakra_et.simulate.matching import match
-from chakra_et.simulate.measured_steps import step_rows
+from chakra_et.simulate.measured_steps import find_steps, step_rows
 from chakra_et.traces.device_format import Recording
 
 _PLAUSIBLE = 5.0
@@ -70,8 +70,11 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
         least, most = per_operator if ahead else measured_ns / _PLAUSIBLE, measured_ns * _PLAUSIBLE
         wanted = untraced[0][0] * 1000 * steps
 
+        before = find_steps(graph).step < 0
+
         def beyond(per_operator: float, gap: float = 0.0) -> float:
-            return (int(schedule(per_operator, gap)[1].max()) - begin) / wanted - 1
+            end = schedule(per_operator, gap)[1]
+            return int(end.max() - end[before].max(initial=begin)) / wanted - 1
 
         per_operator = _root(beyond, least, most, per_operator)
         gap = _root(lambda gap: beyond(per_operator, gap), 0.0, _MOST_GAP, 0.0)

@@ -100,9 +100,12 @@ def find_steps(graph: ReplayGraph, at: int = 0) -> Steps:
     if "step_index" in trace.attributes:
         step = np.clip(trace.column("step_index")[row], -1, len(names or [""]) - 1)
     else:
-        lane = graph.in_lanes.lane[nodes] - graph.in_lanes.lane[nodes].min()
-        told = np.bincount(lane, launched >= 0) > 0  # streams without any launch go by when work begins
-        launched = np.where(told[lane], launched, graph.position[nodes])
+        lane, position = graph.in_lanes.lane[nodes], graph.position[nodes]
+        told = np.isin(lane, lane[launched >= 0])
+        began = position[on_device & (launched >= 0)]
+        before = position < (began.min() if len(began) else 0)
+        # Streams without any launch go by when work begins, but for what was there before launched work.
+        launched = np.where(told | before, launched, position)
         begins = np.sort(graph.position[first]) if names else np.array([-1])
         step = np.searchsorted(begins, launched, side="right") - 1
         step = np.where(on_device, step, np.maximum(step, 0))

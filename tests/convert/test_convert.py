@@ -94,9 +94,7 @@ def test_report_in_the_metadata(tmp_path: Path) -> None:
 def test_one_step_of_three(step: str, tmp_path: Path) -> None:
     everything, one = convert(tmp_path), convert(tmp_path, step=step)
     assert list(everything.report.steps_us) == ["2", "3", "4"]
-    # Alone, it begins on the host, as the work of the steps before isn't there.
-    assert list(one.report.steps_us) == [step]
-    assert everything.report.steps_us[step] <= one.report.steps_us[step] == pytest.approx(measured(one))
+    assert one.report.steps_us == {step: pytest.approx(everything.report.steps_us[step], abs=2)}
     assert [name for name in names(one) if name.startswith("ProfilerStep#")][0] == f"ProfilerStep#{step}"
     assert 0.2 < len(one.trace) / len(everything.trace) < 0.5
     off = abs(makespan_ns(replay_device(one.trace)) / 1000 / measured(one) - 1)

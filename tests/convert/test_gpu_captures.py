@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 import statistics
 from collections import Counter
 from functools import cache
@@ -27,6 +28,7 @@ from chakra_et.report.run import load
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.transform.gpu import kernel_kinds, launched_operators
+from chakra_et.transform.rank_copies import step_of
 from tests.shared import shared_path
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "gpu"
@@ -201,6 +203,18 @@ def test_a_step_begins_when_the_work_of_those_before_the_recording_ends(
     capsys.readouterr()
     assert main(["predict", name, "--allow-missing-ranks", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_us"]["before"] / 1e3 == pytest.approx(18.84, rel=0.02)
+
+
+def test_the_last_step_alone_took_32_ms_instead_of_13(runs: dict[str, Run], tmp_path: Path) -> None:
+    """What the device still had to do for the steps before was left out, and the time for it wasn't."""
+    for file in FIXTURES.glob("graphs_*"):
+        shutil.copy(file, tmp_path)
+    assert main(["convert", "--dir", str(tmp_path), "--step", "5"]) == 0
+    alone, among = load_run(str(tmp_path / "graphs")), runs["graphs"]
+    assert among.steps[0].names[-1:] == alone.steps[0].names == ["ProfilerStep#5"]
+    assert alone.steps[0].measured_ns == pytest.approx(among.steps[0].measured_ns[-1:], rel=0.02)
+    of_step = step_of(alone.graph.traces[0])[device_rows(alone)]
+    assert (of_step == 0).sum() == len(by_step(recorded("graphs"))[-1]) and (of_step == -1).any()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -108,9 +108,9 @@ def link_rank(
         step, row = str(known[-1][0]), known[-1][1]
         end, key = int(device.start[row]), "unfinished-step"
         findings.add("steps-unfinished", 1, step)
-    if key:  # CPU events that start in this time, and the work that they launch
+    if key:  # CPU events that start in this time, the work that they launch, and what was queued before it
         inside = (device.start >= begin) & (device.start < end)
-        inside = kept & np.where(calls >= 0, inside[calls], inside)
+        inside = kept & (np.where(calls >= 0, inside[calls], inside) | _queued(device, calls, begin))
         findings.add(key, kept.sum() - inside.sum(), step)
         kept = inside
     findings.add("structure-matched", (likeness[kept] > 0).sum())
@@ -131,6 +131,16 @@ def link_rank(
         host, device, linked, time, calls, rows, communication, rate, clocks, per_operator_ns, before,
         findings,
     )  # fmt: skip
+
+
+def _queued(device: DeviceTrace, calls: np.ndarray, begin: int) -> np.ndarray:
+    """bool[rows]: what the device still had to do at ``begin``: launched earlier, or before the recording."""
+    found, work = np.zeros(len(device), bool), on_device(device)
+    launched = calls[work] >= 0
+    first = device.start[work[launched]].min(initial=ALWAYS.max)
+    early = np.where(launched, device.start[calls[work]] < begin, device.start[work] < first)
+    found[work] = early & (device.end[work] > begin)
+    return found
 
 
 def _is_cut(device: DeviceTrace, known: list[tuple[int, int]], number: int) -> bool:
