@@ -43,7 +43,7 @@ def simulated_dimensions(topology: Topology, several: bool) -> Topology:
     notes = []
     if any(pairs):
         notes.append(
-            "a Ring of two ranks is written as FullyConnected, with the same links: ASTRA-sim aborts"
+            "a Ring of two ranks, on which ASTRA-sim aborts, is written as FullyConnected: the same links"
         )
     if several and len(dimensions) == 1:
         whole = dimensions[0]

@@ -254,7 +254,7 @@ def _communicators(result: SetResult, rank: int) -> list[_Communicator]:
 
 
 def _likeness(one: _Communicator, other: _Communicator) -> float:
-    """How much two communicators are one: the part (0 to 1) of alike, overlapping collectives, or 0."""
+    """How much two communicators are one: the part (0 to 1) of alike, overlapping collectives; 0: none."""
     common = min(len(one.kinds), len(other.kinds))
     part = (one.kinds[:common] == other.kinds[:common]).sum() / max(len(one.kinds), len(other.kinds))
     apart = one.end[:common] - other.end[:common]

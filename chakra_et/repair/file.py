@@ -204,7 +204,7 @@ def _write(
     file: IO[bytes], before: os.stat_result, target: Path, output: Path | None,
     data: Buffer, document: JsonDocument, max_bytes: int, report: RepairReport,
 ) -> None:  # fmt: skip
-    """Write ``document`` to ``output``, or in place of ``target``, ``before`` when opened as ``file``."""
+    """Write ``document`` to ``output``, or over ``target``, which was ``before`` when opened (``file``)."""
     path, place = report.path, output or target
     files.remove_abandoned(place.parent)
     with files.atomic_file(place) as part:

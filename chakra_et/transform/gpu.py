@@ -135,7 +135,7 @@ def parse_gpu(text: str) -> OtherGpu:
 
 
 def _check_source(run: Run, of: gpus.Gpu, flag: str) -> list[str]:
-    """A note where the files don't confirm that the run is ``of`` this GPU. Or ``TraceError``."""
+    """A note unless the files say that the run is ``of`` this GPU. Raises ``TraceError`` for another."""
     source, names = of.name, gpus.names()
     for rank, trace in zip(run.graph.ranks, run.graph.traces, strict=True):
         name = str(trace.metadata.get("device_name") or run.devices.get(rank, ""))

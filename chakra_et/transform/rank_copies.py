@@ -203,7 +203,7 @@ def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> 
         if not alike:
             raise TraceError(
                 f"{found.run.name}: rank {rank} can't be made: no rank with tensor-parallel place "
-                f"{place.tensor} and stage {place.stage} is there ({mesh}): use --mesh or --trim"
+                f"{place.tensor} and stage {place.stage} is there ({mesh}): convert one, or --mesh, --trim"
             )
         source = min(alike, key=lambda other: (abs(places[other].data - place.data), other))
         busy = [compute_micros(traces[other]) for other in alike]

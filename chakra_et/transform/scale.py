@@ -90,7 +90,7 @@ def scaled(run: Run, wanted: Scaling) -> Scaled:
         notes.append(f"groups without listed members are taken for all ranks: {', '.join(sorted(unlisted))}")
     notes.append(f"the captured mesh is {old} (--mesh where it is another), the new one {new}")
     if times is not None and (new != old or wanted.layers or wanted.batch or wanted.seq or wanted.resize):
-        notes.append("communication of other ranks or bytes takes a ring's time: {times.model.describe()}")
+        notes.append(f"communication of other ranks or bytes takes a ring's time: {times.model.describe()}")
     plain = rank_copies.without_waiting(run)
     ranks = RankTraces(
         name,

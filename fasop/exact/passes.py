@@ -262,7 +262,7 @@ def synchronized(options: Options, stage_end: Time, backward_end: Time, exposed:
 
 
 def step_end(synced: list[float], holders: Sequence[int], embedding: float, update: Sequence[float]) -> float:
-    """When the last stage is updated: ``holders`` of the embedding first sum it. synced: with gradients."""
+    """When all stages are updated: ``holders`` first sum the embedding. synced: when gradients are there."""
     if len(holders) > 1:
         done = max(synced[at] for at in holders) + embedding
         synced = [done if at in holders else end for at, end in enumerate(synced)]

@@ -79,7 +79,9 @@ class DynamicProgram:
 
     @memo
     def _stage(self, seats: Seats, in_flight: int, is_first: bool) -> tuple[np.ndarray, ...]:
-        """Of a stage [units, end]: its part in the sum, in the maximum (inf: unfit), and its least there."""
+        """Of a stage [units, end]: its part in the sum, and in the maximum, inf where it does not fit; and
+        the least part in the maximum of so many units or more.
+        """
         _, both, once, _ = self._passes(seats, self._deciding(seats, in_flight))
         load = self.load(seats, in_flight)
         least = np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]

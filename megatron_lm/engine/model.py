@@ -111,7 +111,9 @@ class FusedAttention(nn.Module):
         self.config, self.scale = config, softmax_scale
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """query: (sequence, batch, heads, width); key, value: fewer heads or as many; heads · width out."""
+        """query: (sequence, batch, heads, width); key, value: of as many heads or fewer; the result:
+        (sequence, batch, heads · width).
+        """
         q, k, v = (each.permute(1, 2, 0, 3) for each in (query, key, value))
         ways: dict[str, Any] = {"scale": self.scale, "enable_gqa": q.shape[1] != k.shape[1]}
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

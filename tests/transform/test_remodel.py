@@ -123,6 +123,7 @@ def test_one_rank_becomes_several_that_reduce_gradients(
     network = ("--network", "10 Gbit/s, 30 us")
     trace = scaled(captured / source, tmp_path / "four", "--dp", "4", *network)
     said = capsys.readouterr().out
+    assert "a ring's time: " in said and "{" not in said  # the notes have their figures
     wanted = (
         "of one process are those"
         if source == "ddp"

@@ -164,7 +164,7 @@ class Around:
         return found
 
     def is_sparse(self, launch: int, row: int) -> bool:
-        """Whether tensors are sparse: no storage recorded; without a launcher's record, by its name."""
+        """Whether a collective's tensors are sparse, without storage; or, unrecorded, by its name."""
         found = tensors(self._text(launch, 0))
         return not any(each for _, _, each in found) if found else "sparse" in self.name(row)
 
