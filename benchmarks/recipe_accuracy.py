@@ -32,6 +32,7 @@ from chakra_et.cost.fit import fit
 from chakra_et.files import write_json
 from fasop.errors import PlanError
 from fasop.exact import recipes
+from fasop.exact.memory import MEMORY_MARGIN
 from fasop.exact.recipes import prior
 from fasop.exact.training_runs import Run, expressible, predicted, read_runs, refused
 from fasop.plans.layout import Layout
@@ -307,9 +308,9 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
         parts.append(predicted_gib / layout.cluster.gpus[0].memory_gib)
         if published := run.row["memory_gib"]:
             print(f"memory of {run.name}: {predicted_gib:.1f} GiB, {published} GiB published")
-    over, far = (sum(part > most for part in parts) for most in (1.0, 1.06))
+    over, far = (sum(part > most for part in parts) for most in (1.0, MEMORY_MARGIN))
     if parts:
-        print(f"{over} of {len(parts)} runs are predicted not to fit, {far} of them by 6% and more")
+        print(f"{over} of {len(parts)} runs are predicted not to fit, {far} without the margin either")
     print(f"{sum(bool(run.assumed) for run in runs)} rows with assumptions")
     stated = [run for run in runs if run.row.get("tp", "1") and run.row.get("mode") != "inf"]
     print(f"expressed: {len(pairs)} of {len(stated)} rows with a stated layout; refused of all {len(runs)}:")
