@@ -43,7 +43,8 @@ def simulated_dimensions(topology: Topology, several: bool) -> Topology:
     notes = []
     if any(pairs):
         notes.append(
-            "a Ring of two ranks, on which ASTRA-sim aborts, is written as FullyConnected: the same links"
+            "a Ring of two ranks is written as FullyConnected, which has the same links and doesn't make "
+            "ASTRA-sim abort"
         )
     if several and len(dimensions) == 1:
         whole = dimensions[0]
@@ -72,7 +73,8 @@ def simulated_dimensions(topology: Topology, several: bool) -> Topology:
 def collective_ends(
     kind: CollectiveType, size: int, ranks: Sequence[int], topology: Topology, starts: np.ndarray
 ) -> np.ndarray:
-    """When each of ``ranks``, in the group file's order, has its last message, ns; ``starts`` float64[p]."""
+    """When each of ``ranks``, in the order of the group file, has its last message, ns; ``starts``
+    float64[p]: when each is ready."""
     if len(ranks) < topology.ranks:
         links = [_hop(a, b, topology) for a, b in zip([ranks[-1], *ranks[:-1]], ranks, strict=True)]
         # With one dimension, groups have its algorithm; with several they are rings.
@@ -155,7 +157,8 @@ def network_times(graph: ReplayGraph, groups: Groups, topology: Topology) -> End
 def with_shorter_messages(
     traces: Mapping[int, ExecutionTrace], groups: Groups, topology: Topology
 ) -> Topology:
-    """The topology with links so slow that ASTRA-sim can have ``effective_sizes``; ``traces``: of all."""
+    """The topology with links as slow as it takes for ``effective_sizes`` that ASTRA-sim's messages can have.
+    ``traces``: of all ranks."""
     sized = (effective_sizes(trace, rank, groups, topology) for rank, trace in traces.items())
     largest = max((int(trace.column("comm_size").max(initial=0)) for trace in sized), default=0)
     factor = largest / LARGEST_MESSAGE
@@ -219,7 +222,8 @@ def crossings(traces: Mapping[int, ExecutionTrace], groups: Groups, topology: To
 
 
 def _hop(source: int, target: int, topology: Topology) -> Dimension:
-    """The dimension of a message's links, the first in which the ranks differ; a Ring has all latencies."""
+    """The dimension whose links a message takes, the first in which the two ranks differ; on a Ring with the
+    latency of all links on the way."""
     places = zip(topology.dimensions, topology.coordinates(source), topology.coordinates(target), strict=True)
     found, apart = next(((d, abs(a - b)) for d, a, b in places if a != b), (topology.dimensions[0], 1))
     if found.kind == "Ring":

@@ -79,7 +79,9 @@ class ConvertConfig:
         "auto",
     )
     json: bool = option("print JSON: by run and rank the report, the file, and every error", False)
-    allow_unlinked: bool = option("continue where host and device trace hardly match", False, group=RARE)
+    allow_unlinked: bool = option(
+        "continue if host and device trace hardly match or come from two processes", False, group=RARE
+    )
     allow_truncated: bool = option("continue where a trace is cut or device work missing", False, group=RARE)
     allow_missing_ranks: bool = option("continue if traces of some ranks are missing", False, group=RARE)
     max_bytes: int = option("refuse a larger trace (uncompressed size)", MAX_BYTES, group=RARE)
@@ -176,7 +178,8 @@ def convert(config: ConvertConfig, sets: list[TraceSet], keep: bool = False) -> 
 
 
 def command(work: Callable[[], int]) -> int:
-    """Run a conversion command; its exit status. SIGTERM ends it as Ctrl-C does, workers and all."""
+    """Run a conversion command and return its exit status. SIGTERM ends it as Ctrl-C does: workers are ended
+    and incomplete files removed."""
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

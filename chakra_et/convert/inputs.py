@@ -44,8 +44,9 @@ def find_run(
 def find_runs(
     words: Iterable[str], allow_missing: bool = False, skeletons: Skeletons = "off"
 ) -> list[RankSet | TraceSet]:
-    """The runs of which each of ``words`` is the NAME, the folder, an .et file or a trace. A NAME or folder
-    without .et files: the traces. Raises ``TraceError`` for anything else, and as ``find_rank_sets``.
+    """The runs of which each of ``words`` is the NAME, the folder, an .et file or a trace. Of a NAME or
+    folder without .et files, the traces are taken. Raises ``TraceError`` for anything else, and as
+    ``find_rank_sets`` does.
     """
     names: list[str] = []
     traces: list[Path] = []

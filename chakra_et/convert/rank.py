@@ -67,8 +67,9 @@ class RankResult:
 
     ``communication``: the communication nodes, for the checks across ranks. ``process``: host, process id and
     start of the trace, which differ between ranks. ``window``: start and end of the recording by the clock of
-    its host, ns. ``problems``: the validator's errors, as sentences. ``kept``: the file is from an earlier
-    run. ``sha256``: of the file, and ``device_sha256``: of the device trace, where taken beside other work.
+    its host, ns. ``problems``: errors of the validator, one sentence each. ``kept``: the file is from an
+    earlier run. ``sha256``: of the file, and ``device_sha256``: of the device trace, where taken beside other
+    work.
     """
 
     report: RankReport
@@ -241,7 +242,8 @@ def truncation(pair: Pair, report: RankReport) -> list[str]:
 
 
 def _read_back(job: RankJob) -> RankResult | None:
-    """The result in an existing output; None if that is older than its traces, otherwise made or invalid."""
+    """The result stored in an existing output. None if that is older than its traces, was made with other
+    options, is damaged or not valid."""
     try:
         if job.output.stat().st_mtime_ns < max(path.stat().st_mtime_ns for path in job.pair.files):
             return None

@@ -146,7 +146,7 @@ def _check_times(result: SetResult, agree: bool) -> None:
         if one_clock or not agree or seconds > DAY_SECONDS:
             why = "" if agree else ", and their collectives differ"
             result.problems.append(
-                f"{named}{why}: they are of several runs; convert each in a folder of its own."
+                f"{named}{why}: they are not of one run; convert those of each run in a folder of its own."
             )
             return
         result.warnings.append(f"{named}: they are of two runs, or the clocks of their hosts differ.")
@@ -254,7 +254,8 @@ def _communicators(result: SetResult, rank: int) -> list[_Communicator]:
 
 
 def _likeness(one: _Communicator, other: _Communicator) -> float:
-    """How much two communicators are one: the part (0 to 1) of alike, overlapping collectives; 0: none."""
+    """How much two communicators are one: the part (0 to 1) of their collectives that are alike and overlap
+    in time; 0 below the limits."""
     common = min(len(one.kinds), len(other.kinds))
     part = (one.kinds[:common] == other.kinds[:common]).sum() / max(len(one.kinds), len(other.kinds))
     apart = one.end[:common] - other.end[:common]

@@ -53,7 +53,8 @@ class Balanced:
 
 
 def gain(run: Run, *changes: Change) -> float:
-    """The part of the slowest rank's mean step that goes, as predicted; 0 if a change doesn't fit."""
+    """The part of the step (of the slowest rank, mean of its steps) that goes, as ``chakra-et predict`` has
+    it; 0 where a change doesn't fit the run."""
     setting = run.measured
     try:
         for change in changes:

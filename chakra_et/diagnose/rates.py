@@ -53,7 +53,8 @@ class Rates:
     def of(
         self, index: np.ndarray, length: np.ndarray, count: int
     ) -> list[tuple[float | None, float | None]]:
-        """(share of the peak, times the usual time) of each index's nodes, by those known; None for none."""
+        """(share of the peak, how many times the usual time) of the nodes of each index, by the time of those
+        of which it is known; None for none."""
         shares, usual = (
             amount_per_second(known / 1e9, index, length, count) for known in (self.least_ns, self.usual_ns)
         )

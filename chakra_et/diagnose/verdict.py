@@ -69,7 +69,8 @@ WITHOUT = {
 
 @dataclass(frozen=True)
 class Proposal:
-    """``gain``: the part of the step that goes, as predicted; ``flags``: of ``predict`` for it, or ""."""
+    """``gain``: the part of the step that goes, as predicted; ``flags``: of ``chakra-et predict`` for it,
+    empty where it has none."""
 
     text: str
     gain: float

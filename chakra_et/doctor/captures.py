@@ -140,7 +140,8 @@ def device_events(trace: dict[str, Any]) -> int:
 
 
 def bases(on_gpu: bool) -> list[Workload]:
-    """What is changed: on a GPU, a step at the host's pace and one at the device's. All sizes differ."""
+    """What is changed: on a GPU, a step whose pace the host sets and one whose pace the device sets. No two
+    sizes of a model are alike."""
     small: dict[str, Any] = {"layers": 4, "hidden": 640, "batch": 6, "seq": 400, "noise": 1 << 27}
     large = small | {"hidden": 2048, "batch": 16, "noise": 1 << 28}
     if on_gpu:  # a host needs tens of steps until it is as fast as it gets

@@ -67,7 +67,8 @@ def repeated(deps: Ragged) -> np.ndarray:
 
 
 def find_cycle(count: int, parent: np.ndarray, child: np.ndarray) -> list[int]:
-    """A cycle among ``count`` nodes, lowest first: each is a dependency of the next; [] for none."""
+    """A cycle of ``count`` nodes with these edges, lowest first: each is a dependency of the next, the last
+    one of the first; [] where there is none."""
     left = np.ones(count, bool)
     left[topological_order(count, parent, child)] = False
     inside = left[parent] & left[child]

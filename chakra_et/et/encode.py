@@ -1,6 +1,7 @@
 """Encode columns as the bytes of an .et file.
 
-As the protobuf library does: fields ascending, defaults left out but in attributes, dependencies packed.
+The bytes are the same as those of the protobuf library: fields in ascending order, defaults left out except
+in attribute values, dependencies packed.
 """
 
 from __future__ import annotations

@@ -209,7 +209,8 @@ def _contracted(trace: ExecutionTrace, keep: np.ndarray, chains: np.ndarray) -> 
 def _copied(
     count: int, rows: np.ndarray, source: np.ndarray, target: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of ``count`` rows as edges of places: from the source's latest copy before each of the target."""
+    """Edges between ``count`` rows as edges between places: from the latest copy of the source in front of
+    each copy of the target."""
     order = np.argsort(rows, kind="stable")  # the places of each row, in order
     first = np.searchsorted(rows[order], np.arange(count + 1))
     copies = np.diff(first)[target]

@@ -49,7 +49,8 @@ def commit(
 
 
 def refuse_existing(run: RunFiles) -> None:
-    """Raises ``TraceError`` for a run's name: its files may be measured, or of ranks that would stay."""
+    """Raises ``TraceError`` where the name is a run's already: its files may be measured ones, or those of
+    more ranks than would be replaced."""
     known = [path for _, path in run.et_files()]
     known += [path for path in (run.first_et_file, run.groups_file) if path.exists()]
     if known:

@@ -106,7 +106,8 @@ def find_rank_sets(
 
 
 def read_set(name: str, allow_missing: bool = False) -> RankSet:
-    """The run NAME (folder and name, as ``outputs/gpt2``) as captured. Raises ``TraceError``."""
+    """The run NAME with all that its capture knew of it: a folder and a name, as ``outputs/gpt2``. Raises
+    ``TraceError`` where it can't be used."""
     found = find_rank_sets([name.removesuffix(".0.et")], allow_missing)[0]
     if found.alone:
         raise TraceError(f"{name}: is one file: give the NAME of NAME.0.et, NAME.1.et, …")

@@ -154,7 +154,8 @@ def assemble(rows: int, parts: Sequence[Part]) -> Cells:
 def _copy(target: np.ndarray, places: np.ndarray, cells: Cells) -> None:
     """Write row i of ``cells`` at ``target[places[i]:]``.
 
-    Rows of equal length are copied as elements of that many bytes: much faster than byte by byte.
+    Rows of equal length are copied together as elements of that many bytes, which is several times faster
+    than a gather of single bytes.
     """
     lengths = cells.lengths
     if not len(lengths):

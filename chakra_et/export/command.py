@@ -83,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], int | None], named: Path | None = None) -> int | None:
-    """Write a file, compressed where it ends in .gz; returns what ``write`` does. ``named``: its name."""
+    """Write a file atomically, compressed where its name ends in .gz; returns what ``write`` does. ``named``:
+    what it will be called."""
     packing = events.packed if path.suffix == ".gz" else nullcontext
     with atomic_file(path) as file, packing(file) as into:
         found = write(into)

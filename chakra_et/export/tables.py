@@ -60,12 +60,13 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
     def arrow(self) -> Any:
-        """A ``pyarrow.Table``; columns have ``description``. Raises ``TraceError`` without pyarrow."""
+        """A ``pyarrow.Table``; its columns have the ``description`` of ``dictionary``. Raises ``TraceError``
+        where pyarrow is not installed."""
         try:
             import pyarrow
         except ImportError:
             raise TraceError(
-                "Parquet and data frames need pyarrow: pip install it, or --format csv"
+                "Parquet and data-frame libraries need pyarrow: pip install pyarrow (or --format csv)"
             ) from None
         table = pyarrow.table(self.columns)
         meaning = dictionary()

@@ -79,7 +79,8 @@ def _stretches(operators: Operators) -> list[list[int]]:
 
 
 def _unit(stretches: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The operators of a block: the shortest sequence that repeats longest in a stretch; empty for none."""
+    """The names of the operators of a block: the shortest sequence that repeats over the longest part of a
+    stretch; empty for none."""
     best: tuple[int, int, tuple[str, ...]] = (0, 0, ())
     for names in dict.fromkeys(map(tuple, stretches)):
         number = {name: at for at, name in enumerate(dict.fromkeys(names))}

@@ -110,7 +110,8 @@ def grown_reductions(
     among: np.ndarray | None = None,
 ) -> dict[int, int]:
     """The new bytes of collectives of gradients, by row (``among`` these, bool[N]), where a gradient has
-    ``grown`` times its elements: a bucket has those since the launch before, other collectives all."""
+    ``grown`` times its elements: a bucket has the gradients since the launch before its own, other
+    collectives have all of them."""
     if not sweeps:
         return {}
     sizes, ratios = operators.trace.column("comm_size"), {}

@@ -261,7 +261,8 @@ class ScaledGroups:
     """The groups of a mesh of another size, numbered in the order of first use.
 
     ``apart``: of a mesh with one data-parallel place, the groups that every replica has for itself;
-    ``at_ends``: of the first and last stage. Raises ``TraceError`` where these don't tell the new ones.
+    ``at_ends``: those of the first and the last stage. Raises ``TraceError`` where these don't tell the new
+    ones.
     """
 
     def __init__(

@@ -59,11 +59,15 @@ class PredictConfig(SizeFlags):
         None,
         metavar="FROM:TO",
     )
-    bucket_mb: float | None = option("DDP's bucket_cap_mb, in MiB", None, group="distribution", above=0)
+    bucket_mb: float | None = option(
+        "DDP's bucket_cap_mb, the size of gradient buckets in MiB", None, group="distribution", above=0
+    )
     accumulate: int | None = option(
         "forward and backward passes per optimizer step", None, group="distribution", least=2, most=1024
     )
-    shard: Literal["fsdp2"] | None = option("fsdp2: fully_shard on each block", None, group="distribution")
+    shard: Literal["fsdp2"] | None = option(
+        "fsdp2: fully_shard on each repeated block in place of DDP", None, group="distribution"
+    )
     bandwidth: str | None = option(
         "of each rank's link per direction, with its unit: 100Gbit/s; or the run's and the new one: "
         "1Gbit/s:10Gbit/s",

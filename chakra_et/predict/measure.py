@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks < 2 or "RANK" not in os.environ:
         raise TraceError(
-            "measure-network needs two ranks: `torchrun --nproc-per-node 2 -m chakra_et measure-network`"
+            "measure-network needs two ranks or more: start it as `torchrun --nproc-per-node 2 -m chakra_et "
+            "measure-network`"
         )
     import torch.distributed as dist
 
@@ -95,7 +96,8 @@ def measure(config: MeasureConfig) -> list[Sample]:
 def _median(
     run: Callable[[Any, Any, Any], None], size: int, ranks: int, group: Any, device: Any, repeats: int
 ) -> float:
-    """A collective's median, ns, from a common start. ``run`` takes input, room for output, and the group."""
+    """The median time of a collective, ns, each time from a common start. ``run`` takes the input, room for
+    the output, and the process group."""
     import torch
     import torch.distributed as dist
 

@@ -28,7 +28,8 @@ from chakra_et.transform.changes import Change, Rebuild
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """A rank's step, ns; ``measured_ns`` is None without start times. ``before_ns``: replayed unchanged."""
+    """One step of one rank, ns; ``measured_ns`` is None where the file holds no start times. ``before_ns``:
+    as replayed without changes."""
 
     name: str
     measured_ns: int | None

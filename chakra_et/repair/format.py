@@ -222,7 +222,8 @@ class Repair:
 class RepairReport:
     """The outcome for one file.
 
-    ``kind`` is "host", "device" or "unknown"; ``nodes_kept``: in the result; ``backup``: the original.
+    ``kind`` is "host", "device" or "unknown"; ``nodes_kept`` counts the nodes or events in the result;
+    ``backup`` is the saved original.
     """
 
     path: Path

@@ -1,4 +1,5 @@
-"""What a page takes from device traces: call stacks, Python's too, and what holds memory at its peak.
+"""What a page takes from the device traces: the call stacks of threads, Python frames among them, and what
+holds the memory at its peak.
 
 A page holds at most ``MOST`` slices: all of a typical step, and of the rest the longest.
 """

@@ -96,7 +96,8 @@ def activity(
 
 
 def union_ns(starts: np.ndarray, ends: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """int64[W]: ns of windows ``start_ns`` to ``end_ns`` that intervals ``starts`` to ``ends`` cover."""
+    """int64[W]: ns of each window from ``start_ns`` to ``end_ns`` that at least one of the intervals from
+    ``starts`` to ``ends`` covers."""
     at = _boundaries([starts, ends])
     return _within(at, _covered(at, starts, ends), start_ns, end_ns)
 

@@ -47,7 +47,8 @@ class CriticalPath:
 
 
 def critical_path(graph: ReplayGraph, last: np.ndarray, start: np.ndarray, end: np.ndarray) -> CriticalPath:
-    """The critical path of a replay with these times, int64[N] ns; ``last``: the ``last_members``."""
+    """The critical path of a replay of ``graph`` as the devices ran, with these times, int64[N] ns;
+    ``last``: ``last_members`` by ``start``."""
     before, node = graph.last_before(end), int(np.argmax(end))
     nodes, bounds = [], [int(end[node])]
     while node >= 0:

@@ -91,7 +91,8 @@ class ReplayGraph:
         return self.gather(codes), [text.decode("utf-8", "replace") for text in known]
 
     def codes(self, attribute: str, known: Sequence[str] = ()) -> tuple[np.ndarray, list[str]]:
-        """A text attribute as (index int64[N], -1 for none; texts: ``known``, or else those that occur)."""
+        """A text attribute of all nodes as (index int64[N], -1 for none; texts). The texts are ``known``, or
+        where that is empty, those that occur."""
         table = {text: at for at, text in enumerate(known)}
         found = []
         for trace in self.traces:

@@ -68,7 +68,7 @@ class Schedule:
         total = float(own_ns.sum(dtype=np.float64) + lasting_ns.sum(dtype=np.float64) + release_ns.max())
         if total > self.limit_ns:
             raise TraceError(
-                f"durations add up to {total / 1e9:.3g} s, too much to replay: change them by less"
+                f"the durations add up to {total / 1e9:.3g} s, more than can be replayed: change them by less"
             )
         own, end = own_ns[self.order], np.empty_like(own_ns)
         start = release_ns[self.order] if release_ns.any() else np.zeros_like(own)

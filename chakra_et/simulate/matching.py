@@ -104,7 +104,9 @@ def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = 
         _match_collectives(graph, matching, comm_groups or {})
         _match_messages(graph, matching)
     elif communications := int(np.isin(graph.types, (NodeType.COMM_COLL, *_MESSAGES)).sum()):
-        matching.notes.append(f"{communications} communication nodes run unmatched: there is one rank")
+        matching.notes.append(
+            f"{communications} communication nodes run unmatched for their own durations: there is one rank"
+        )
     return matching
 
 
@@ -140,7 +142,8 @@ def _match_collectives(graph: ReplayGraph, matching: Matching, groups: Mapping[s
                 matching.order[nodes] = sequence[nodes]
     if alone:
         matching.notes.append(
-            f"collectives of group {_few(alone)} run unmatched: some members' files were not given"
+            f"collectives of group {_few(alone)} run unmatched for their own durations: "
+            "the files of some members were not given"
         )
     if single:
         matching.notes.append(f"collectives of group {_few(single)} run unmatched: the group has one rank")

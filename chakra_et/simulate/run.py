@@ -63,9 +63,10 @@ class Run:
     """A run as it was measured.
 
     ``operation[N]``: number of the matched communication that a node belongs to, -1 for none; its members are
-    the K lists of ``members``. ``kind[N]``: index into ``time_by_kind.KINDS``. ``names`` of nodes, and
-    ``name_of[N]``: indices. ``start_ns``, ``end_ns``: as replayed; ``steps`` of each trace. ``devices``: rank
-    → the name of its GPU or CPU, where the capture's manifest tells it.
+    the K lists of ``members``. ``kind[N]``: index into ``time_by_kind.KINDS``. ``names``: all node names,
+    and ``name[N]`` the index of each node's. ``start_ns``, ``end_ns``: as
+    replayed; ``steps`` of each trace. ``devices``: rank → the name of its GPU or CPU, where the capture's
+    manifest tells it.
     """
 
     name: str

@@ -55,7 +55,8 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
         clocks, spreads, matched = found
         spread = int(spreads.max())
         notes.append(
-            f"clocks aligned by {matched} collectives; their uncertainty: up to {spread / 1000:.0f} µs"
+            f"clocks aligned by {matched} collectives; the uncertainty of the offsets is up to "
+            f"{spread / 1000:.0f} µs"
         )
     if local is not None and clocks is not None:
         starts = local + clocks[graph.trace_of]
@@ -85,7 +86,8 @@ def align(
     graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int] | None:
     """What to add to the recorded times of each trace, and the median absolute deviation of the collectives'
-    ends around that, int64[T] ns; the number of collectives compared. None if a rank shares no collective.
+    ends around that, int64[T] ns; the number of collectives compared. None if some rank has no collective in
+    common with the others.
 
     ``starts_ns`` int64[N]: recorded start times, each on the clock of its rank.
     """

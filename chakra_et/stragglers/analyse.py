@@ -132,5 +132,6 @@ def _largest_first(slowdowns: Slowdowns) -> Slowdowns:
 
 def find_stragglers(name: str, allow_missing: bool = False, skeletons: Skeletons = "auto") -> Stragglers:
     """``analyse`` of the run ``name``: ``find_stragglers("outputs/NAME").rank_by_step.slowdown`` is the heat
-    map. Raises ``TraceError`` for unreadable files, or not all of one job unless ``allow_missing``."""
+    map. Raises ``TraceError`` for files that can't be read, or are not one whole job, the latter unless
+    ``allow_missing``."""
     return analyse(recorded_job(load_run(name, allow_missing, skeletons, among_given=True)))

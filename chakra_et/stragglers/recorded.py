@@ -64,8 +64,9 @@ class TimedJob:
 def typical(operations: JobOperations) -> np.ndarray:
     """What each operation takes in the ideal job, float64[N] in s.
 
-    Communication takes the median of its group. Computation takes the mean of its group, and is spread evenly
-    over the stages, type by type: the paper takes the mean because uneven work could be spread evenly.
+    Communication takes the median of its group. Computation takes the mean of its group, and is spread
+    evenly over the stages, type by type: the paper takes the mean because work that is spread unevenly over
+    the workers could be spread evenly.
     """
     _, group = coded(operations.group)
     median = medians(operations.work_s, group)
@@ -84,7 +85,8 @@ def typical(operations: JobOperations) -> np.ndarray:
 
 
 def recorded_job(run: Run) -> TimedJob:
-    """The job of a run. Raises ``TraceError`` for ranks without comparison, communication or common steps."""
+    """The job of a run. Raises ``TraceError`` where ranks can't be compared, have no communication in common,
+    or recorded different steps."""
     graph = run.graph
     if len(graph.ranks) < 2:
         raise TraceError(
@@ -222,7 +224,8 @@ def _kinds_of_cells(
 def _rows(
     kind_of_cell: np.ndarray, group_kind: np.ndarray, group_of_node: np.ndarray, cell_of_node: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A row for each group and cell of its kind, nodes or not: group and cell, and each node's row."""
+    """One row for each group and cell of its kind, also where the cell has no node: group and cell of each
+    row, and the row of each node."""
     cells = np.argsort(kind_of_cell, kind="stable")
     count = np.bincount(kind_of_cell)
     first = np.cumsum(count) - count

@@ -209,7 +209,8 @@ def read_memory(
     most_us: float,
     found: Findings,
 ) -> Memory:
-    """The events as columns; those without size and total, or ``most_us`` after the first, are counted."""
+    """The events as columns. Those without a usable size and total, or ``most_us`` from the first event of
+    the trace, are left out and counted."""
     if not events:
         return no_memory()
     args = each("args", events)

@@ -155,7 +155,8 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
     if not chosen:
         bad = f" {unusable[0].sentence()}" if unusable else ""
         raise TraceError(
-            f"{folder}: no trace matches {pattern!r}: give the folder of PyTorch's profiles.{bad}"
+            f"{folder}: no trace matches {pattern!r}: give the folder of NAME_device.json or other files "
+            f"of PyTorch's profiler.{bad}"
         )
     chosen[0].problems += [file.sentence() for file in unusable]
     for traces in chosen:

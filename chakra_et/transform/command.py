@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_scaled(found: RankSet, wanted: Scaling, target: RunFiles) -> int:
-    """Print what was assumed and write the scaled set; its ranks. Raises ``TraceError`` before writing."""
+    """Print what was assumed and write the scaled set; how many ranks it has. Raises ``TraceError``, with
+    nothing written, where it can't be made."""
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
     grouped = any("pg_name" in each.attributes for each in traces.values())
     if not found.groups and (found.world > 1 or grouped):

@@ -51,7 +51,8 @@ class Slowdown:
 
 
 def find_slowdown(run: Run) -> Slowdown | None:
-    """From operators of one name and shapes, beside transfers and alone; None within their scatter."""
+    """From operators of one name and shapes, some of which ran beside transfers and others not; None where
+    the difference is within their scatter."""
     if not any(name.startswith(_GLOO) for name in run.names):
         return None
     shared, key = time_beside_transfers(run, run.measured), _alike(run)

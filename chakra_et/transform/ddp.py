@@ -83,7 +83,8 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
     ready = sorted(recorded, key=lambda each: each.row)
     if not ready:
         raise TraceError(
-            f"{flag}: rank {rank} has no node {GRADIENT} with a shape: capture with record_shapes"
+            f"{flag}: rank {rank} has no node {GRADIENT} with a recorded shape: capture CPU operators with "
+            "record_shapes"
         )
     group = inside(trace, [int(top[each.row]) for each in ready])
     launched = _launches(operators, [each for sweep in sweeps for each in sweep.launches])
@@ -147,7 +148,8 @@ def refuse_others(
 
 
 def awaited(run: Run, backward: Sequence[Sequence[Backward]]) -> np.ndarray:
-    """bool[N]: the last all-reduce of each step; others run beside the backward pass, sharing its cores."""
+    """bool[N]: the last all-reduce of each step of each trace. Others run beside the backward pass, with
+    which gloo's threads share the cores."""
     columns = []
     for trace, steps in zip(run.graph.traces, backward, strict=True):
         columns.append(np.zeros(len(trace), bool))

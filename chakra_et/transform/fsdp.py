@@ -4,8 +4,9 @@ As ``fully_shard`` called on each block and on the model, with its defaults: a p
 dimension 0 into one piece per rank, padded to equal pieces (torch/distributed/fsdp/_fully_shard).
 
 On CPU ranks with gloo each collective is awaited where it is called: FSDP2 prefetches in the backward pass,
-but nothing runs beside them. gloo gathers into one buffer and copies each rank's piece out of it; it has no
-reduce-scatter, and reduces the whole of a copy, divides it, and keeps a piece (ProcessGroupGloo.cpp).
+which changes their order, but nothing runs beside them. gloo gathers into one buffer and copies each rank's
+piece out of it; it has no reduce-scatter, and reduces the whole of a copy, divides it, and keeps a piece
+(ProcessGroupGloo.cpp).
 """
 
 from __future__ import annotations

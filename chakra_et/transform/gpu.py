@@ -1,7 +1,8 @@
 """Another GPU: the kernels of each operator take what the operator takes there.
 
 Per operator, not per kernel, since vendors' libraries split an operator into other kernels: what can be
-compared is the sum of an operator's kernels. Attention and convolutions count with all that they call.
+compared is the sum of an operator's kernels. Attention and convolutions count as one operator with all that
+they call.
 
 ``cost/operator_times`` models what an operator takes on the source and on the target. Where both run the same
 code, as PyTorch's own kernels and GPUs of one vendor do, an operator keeps its efficiency: its time changes
@@ -118,7 +119,8 @@ class OtherGpu:
             such = np.array([each == guess for each in guesses])[found.of]
             notes.append(f"{int(such.sum()):,} kernels ({taken[such].sum() / 1e6:,.3f} ms) {guess}")
         notes += [
-            f"kernels on {gpu.name} but matrix products are taken to reach its rates as {like}'s do"
+            f"kernels on {gpu.name} but matrix products are taken to reach the parts of its rates "
+            f"that {like}'s do"
             for gpu in (source, target)
             if (like := operator_times.LIKE[gpu.vendor]) != gpu.name
         ]
@@ -135,7 +137,8 @@ def parse_gpu(text: str) -> OtherGpu:
 
 
 def _check_source(run: Run, of: gpus.Gpu, flag: str) -> list[str]:
-    """A note unless the files say that the run is ``of`` this GPU. Raises ``TraceError`` for another."""
+    """A note where the files don't confirm that the run is ``of`` this GPU. Raises ``TraceError`` for
+    another."""
     source, names = of.name, gpus.names()
     for rank, trace in zip(run.graph.ranks, run.graph.traces, strict=True):
         name = str(trace.metadata.get("device_name") or run.devices.get(rank, ""))
@@ -232,7 +235,8 @@ def on_target(
 @dataclass(frozen=True)
 class Launchers:
     """The K kernels and copies of a run, ``nodes[K]``, ``kind[K]`` (index into ``CLASSES``), and the O
-    operators that launched them: ``of[K]`` int64, ``work``: O entries. A copy is its own."""
+    operators that launched them: ``of[K]`` int64, ``work``: O entries. Copies and kernels without one are
+    their own."""
 
     nodes: np.ndarray
     kind: np.ndarray

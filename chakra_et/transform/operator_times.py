@@ -84,8 +84,9 @@ def work_ratios(
 def resized(
     trace: ExecutionTrace, text: Callable[[bytes], bytes], phase: bytes = b""
 ) -> tuple[ExecutionTrace, np.ndarray]:
-    """The trace with the shapes that ``text`` makes of its own and the times of compute that follow, and
-    (nodes that take another time, their µs before, after). ``phase``: only the CPU's in it changes."""
+    """The trace with the shapes that ``text`` makes of its own and the times of compute that follow from
+    these, and (nodes that take another time, their µs before, after). ``phase``: only what the CPU does in
+    it changes."""
     operations, ratio, leaf, moved = work_ratios(trace, text)
     computes, on_device = trace.types < NodeType.COMM_SEND, trace.column("is_cpu_op") == 0
     on_cpu = computes & ~on_device & (leaf > 0)

@@ -93,7 +93,8 @@ def names_in(trace: ExecutionTrace, groups: ScaledGroups, place: Place) -> dict[
 
 
 def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, place: Place) -> dict[int, int]:
-    """Captured → new rank, of those in messages: as many places from ``place`` as it was from ``source``."""
+    """Captured rank → new rank, of those that messages name: as many places away, for the copy at ``place``
+    of the rank at ``source``."""
     named = {rank for name in ("comm_src", "comm_dst") for rank in set(trace.column(name, -1).tolist())}
     found = {}
     for rank in sorted(named):
@@ -126,7 +127,8 @@ def step_of(trace: ExecutionTrace) -> np.ndarray:
 
 
 def with_steps(trace: ExecutionTrace, captured: ExecutionTrace) -> ExecutionTrace:
-    """The trace with the step of each node of the ``captured`` rank as an attribute, which copies keep."""
+    """The trace with an attribute that says in which step of the ``captured`` rank each node was, which
+    copies of nodes take along."""
     return set_integers(trace, _STEP, "int64", step_of(captured), np.ones(len(trace), bool))
 
 
@@ -203,7 +205,8 @@ def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> 
         if not alike:
             raise TraceError(
                 f"{found.run.name}: rank {rank} can't be made: no rank with tensor-parallel place "
-                f"{place.tensor} and stage {place.stage} is there ({mesh}): convert one, or --mesh, --trim"
+                f"{place.tensor} and stage {place.stage} is there ({mesh}); convert one of "
+                "them, use --mesh, or --trim"
             )
         source = min(alike, key=lambda other: (abs(places[other].data - place.data), other))
         busy = [compute_micros(traces[other]) for other in alike]

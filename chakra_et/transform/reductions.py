@@ -96,7 +96,8 @@ def _shared_groups(traces: Mapping[int, ExecutionTrace]) -> set[str]:
 
 
 def _own_collectives(operators: Operators) -> dict[int, int]:
-    """Rows and bytes of one rank's reductions of gradients: of a backward pass, or as large as all."""
+    """Rows and bytes of all-reduces and the like of one rank, of gradients: launched in a backward pass, or
+    of as many bytes as all gradients."""
     trace = operators.trace
     table, index = texts(trace, "kind")
     alone = np.array([*(text == "collective" for text in table), False])[index]
@@ -184,7 +185,8 @@ def _put_in(
 
 def _tied(operators: Operators, ready: int, end: int) -> tuple[list[int], list[int]]:
     """The rows that an all-reduce waits for, and those that wait for it: it follows the gradient in row
-    ``ready`` and device work before it; what comes after the pass, with last gradient ``end``, follows it."""
+    ``ready`` and the device work before it; what comes after the pass, whose last gradient is in row ``end``,
+    follows the all-reduce."""
     trace, lane = operators.trace, operators.lane
     cpu = np.flatnonzero(lane == lane[ready])
     before, waiting = [_last_in(operators, cpu, ready)], []

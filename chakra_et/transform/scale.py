@@ -90,7 +90,10 @@ def scaled(run: Run, wanted: Scaling) -> Scaled:
         notes.append(f"groups without listed members are taken for all ranks: {', '.join(sorted(unlisted))}")
     notes.append(f"the captured mesh is {old} (--mesh where it is another), the new one {new}")
     if times is not None and (new != old or wanted.layers or wanted.batch or wanted.seq or wanted.resize):
-        notes.append(f"communication of other ranks or bytes takes a ring's time: {times.model.describe()}")
+        notes.append(
+            "communication with other numbers of ranks or bytes takes the time of a ring on this network: "
+            f"{times.model.describe()}"
+        )
     plain = rank_copies.without_waiting(run)
     ranks = RankTraces(
         name,
@@ -137,13 +140,15 @@ def _new_mesh(old: Mesh, wanted: Scaling) -> Mesh:
         ("tp", old.tp, tp, "how tensors are sharded"),
     ):
         if want != have and have == 1:
-            sizes = "2" if want == 2 else f"2 or {want}"
+            sizes = "2" if want == 2 else f"2 or with {want}"
             raise TraceError(
-                f"--{flag} {want}: the captured run has 1, which doesn't show {what}: capture {sizes}"
+                f"--{flag} {want}: the captured run has 1, which doesn't show {what}: capture a run with "
+                f"{sizes}"
             )
         if want % have:
             raise TraceError(
-                f"--{flag} {want}: is no multiple of the captured {have}: give one, or capture {want}"
+                f"--{flag} {want}: is no multiple of the captured run's {have}: give one, or capture a run "
+                f"with {want}"
             )
     new = Mesh(tp, dp, pp)
     if new.ranks > MOST_RANKS:

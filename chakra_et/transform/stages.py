@@ -199,7 +199,8 @@ class Segment:
 
 
 def one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[tuple[bool, int]]:
-    """(is backward, micro-batch) of a stage's passes: a forward ahead per later stage, then in turn."""
+    """(is backward, micro-batch) of the passes of a stage in order: as many forward passes ahead as stages
+    follow, then one of each in turn."""
     ahead = min(stages - stage - 1, micro_batches)
     order = [(False, at) for at in range(ahead)]
     for at in range(micro_batches - ahead):
@@ -208,7 +209,8 @@ def one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[tuple[bool,
 
 
 def segments_of(operators: Operators, blocks: Blocks, where: str) -> list[Segment]:
-    """The passes of a rank as they ran. Raises ``TraceError`` for several lanes or passes without a pair."""
+    """The passes of a rank, in the order in which they ran. Raises ``TraceError`` where they lie on several
+    lanes or don't pair up."""
     rows = np.flatnonzero((blocks.group >= 0) & np.isin(operators.lane, list(operators.tops)))
     lanes = set(operators.lane[rows].tolist())
     if len(lanes) != 1:

@@ -137,7 +137,8 @@ class Sizes:
 
     @property
     def widths(self) -> set[int]:
-        """Sizes of layers and heads: not the batch, which is leftmost, nor the lengths of tables."""
+        """Sizes of layers and heads. The leftmost size that equals the batch is the batch, and a table's
+        length is no size of a layer."""
         found = {size for shape in self.parameters - self.tables for size in shape}
         found |= {size for shape in self.tables for size in shape[1:]}
         return (found | {self.heads, self.width}) - {self.batch, 0}
@@ -166,7 +167,8 @@ def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
             looked[found[1]] += count * found[0][0]  # the largest table is that of tokens
     if not looked:
         raise TraceError(
-            f"{where}: batch and sequence weren't recognised: no aten::embedding of batch × sequence"
+            f"{where}: batch and sequence weren't recognised: no aten::embedding looks up indices of two "
+            "dimensions (batch × sequence)"
         )
     if not any(len(shape) > 1 for shape in parameters):
         raise TraceError(f"{where}: no parameters were recognised: no {GRADIENT} has a recorded shape")
@@ -186,7 +188,8 @@ def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
 def _shapes_of(
     of_rank: Mapping[int, Operators],
 ) -> tuple[Counter[tuple[Shape, ...]], set[Shape], Counter[Shape]]:
-    """How often which inputs are looked up, the table first; parameters' shapes; counts of all others."""
+    """How often which inputs are looked up, the table first; the shapes of parameters; and how often all
+    others have which shape."""
     look_ups: Counter[tuple[Shape, ...]] = Counter()
     parameters: set[Shape] = set()
     others: Counter[Shape] = Counter()
@@ -204,7 +207,8 @@ def _shapes_of(
 
 
 def resizing(sizes: Sizes, batch: int, sequence: int, where: str) -> Callable[[Shape], Shape]:
-    """What gives shapes another batch and sequence. Raises ``TraceError`` where others have their sizes."""
+    """What makes a tensor's shape that of another batch and sequence. Raises ``TraceError`` where their sizes
+    can't be told from others."""
     changes = (
         (sizes.batch, batch),
         (sizes.sequence, sequence),

@@ -94,7 +94,8 @@ def _network(path: Path, groups: Groups, ranks: int) -> Iterator[str]:
 
 
 def check_order(traces: Mapping[int, ExecutionTrace], groups: Groups) -> Iterator[Finding]:
-    """A finding where ranks can issue collectives of overlapping groups in other orders, or not at all."""
+    """A finding where collectives of groups that overlap can be issued in different orders by different
+    ranks, or by no rank at all."""
     try:
         graph = build_graph(list(traces.values()), list(traces))
         pairs = missing_order(graph, match(graph, groups))

@@ -28,7 +28,9 @@ class ValidateConfig:
     cluster: str = cluster()
     json: bool = option("print JSON with the keys valid, files, notes, problems", False)
     strict: bool = option("treat warnings as errors", False)
-    for_: Literal["any", "astra-sim"] = option("astra-sim: also its rules and the network.yml there", "any")
+    for_: Literal["any", "astra-sim"] = option(
+        "astra-sim: also check its rules, and the network.yml beside the files", "any"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -163,7 +163,9 @@ def _ends(
 
 
 def _messages(passes: Passes, layout: Layout, column: int | None) -> tuple[tuple[float, float], ...]:
-    """Seconds of a message over each boundary, and of holding its sender; column: of replicas, or all."""
+    """Seconds of a message over each boundary, and for how long it holds its sender; column: of the replicas
+    that send them, None for all.
+    """
     found = []
     nodes = [{part.node for one in stage.replicas for part in one.group} for stage in layout.stages]
     at = column or 0

@@ -75,7 +75,9 @@ Kernel = Matmul | Moved
 
 
 class Work(NamedTuple):
-    """Kernels of a unit's passes; ``scores``: the forward's that selective recomputation runs again."""
+    """Kernels of a unit's forward and backward pass; ``scores``: those of the forward pass that selective
+    recomputation runs again.
+    """
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]

@@ -62,7 +62,9 @@ def held_parameters(
 
 @functools.cache
 def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:
-    """Bytes per parameter of weights, gradients and Adam's states, which ranks share as ZeRO says."""
+    """Bytes per parameter of weights, gradients and Adam's states, of which the data-parallel ranks share
+    what ZeRO shares.
+    """
     each = (4, 4, 8) if options.precision == "fp32" else (2, options.gradient_bytes, 12)
     if options.adapters:  # frozen weights are kept as products take them
         each = (1 if options.precision in NARROW else 2, 0, 0)

@@ -106,7 +106,9 @@ class Passes:
         return np.asarray(share * np.maximum(units.backward - sums, 0.0))
 
     def sum_seconds(self, tensor: Group, mbs: int) -> float:
-        """Seconds of a sum of activations over a tensor group, or of reduce-scatter and all-gather."""
+        """Seconds of one sum of activations over a tensor-parallel group; with sequence parallelism, of the
+        reduce-scatter and all-gather in its place.
+        """
         size = mbs * self.model.seq * self.model.hidden * self.options.activation_bytes
         # Between nodes the network decides, not how kernels of both kinds share a GPU.
         longer = constant(constant_name("tensor", None, self.options)) if len(tensor) == 1 else 1.0
@@ -262,7 +264,9 @@ def synchronized(options: Options, stage_end: Time, backward_end: Time, exposed:
 
 
 def step_end(synced: list[float], holders: Sequence[int], embedding: float, update: Sequence[float]) -> float:
-    """When all stages are updated: ``holders`` first sum the embedding. synced: when gradients are there."""
+    """When the last stage has updated its parameters: those with a copy of the embedding (``holders``) first
+    sum it. synced: when each has its gradients.
+    """
     if len(holders) > 1:
         done = max(synced[at] for at in holders) + embedding
         synced = [done if at in holders else end for at, end in enumerate(synced)]

@@ -1,4 +1,6 @@
-"""Clusters: nodes, GPUs, links and costs; of ``data/clusters.json``, or a user's YAML file of its shape."""
+"""Clusters: nodes, the GPUs in them, the links between them and what they cost; ``data/clusters.json``, or a
+YAML file of the same shape given by the user.
+"""
 
 from __future__ import annotations
 

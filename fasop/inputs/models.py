@@ -116,7 +116,9 @@ class Model:
 
     @functools.cached_property
     def kinds(self) -> str:
-        """``units`` with D for layers of a decoder behind an encoder, F for those without others' experts."""
+        """``units`` with D for the layers of a decoder that has an encoder before it, and F for those without
+        the experts that others have.
+        """
         if self.encoder_layers is None:
             return "E" + "F" * self.dense + "T" * (self.layers - self.dense) + "P"
         return "E" + "T" * self.encoder_layers + "E" + "D" * (self.layers - self.encoder_layers)

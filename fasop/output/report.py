@@ -1,4 +1,6 @@
-"""What ``plan`` prints: a table of plans, why the first is first, its parts and stages; rows as CSV."""
+"""What ``plan`` prints: a table of plans, why the first is first, what it yields and is made of, and its
+stages; and rows as CSV.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,9 @@ class Options:
 
     @property
     def fused_loss(self) -> bool:
-        """Whether Transformer Engine computes the loss, as in Megatron-Bridge's recipes but for adapters."""
+        """Whether Transformer Engine computes the loss (``cross_entropy_fusion_impl``), as Megatron-Bridge's
+        recipes set it, but for adapters.
+        """
         is_other = self.adapters or self.engine == "mlperf" or "loss" in self.unfused
         return self.fused and not is_other
 

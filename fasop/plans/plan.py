@@ -26,7 +26,9 @@ FORMAT = 2  # of the JSON; raised when a field changes its meaning
 
 @dataclass(frozen=True)
 class StageChoice:
-    """How a stage works, where stages differ: tp, recomputation, and a replica's sequences by GPU type."""
+    """How one stage works, where stages differ: its tp, recomputation, and the sequences of each micro-batch
+    that a replica takes, by GPU type.
+    """
 
     tp: kinds.Count
     recompute: Recompute

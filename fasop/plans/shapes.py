@@ -21,7 +21,9 @@ MOST_BLOCKS = 60  # kinds of block of a shape that a search can take
 
 @dataclass(frozen=True)
 class Shape:
-    """Degrees: tensor, data, pipeline, sequences per micro-batch, expert ranks among the data-parallel."""
+    """Degrees of a plan: tensor, data, pipeline, sequences per micro-batch, and expert-parallel ranks among
+    the data-parallel ones.
+    """
 
     tp: int
     dp: int

@@ -87,7 +87,9 @@ def measured(
 
 
 def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> list[KindSeconds]:
-    """Seconds of each kind of unit: forward, backward, update per step, and both passes' kernels alone."""
+    """Seconds of each kind of unit: forward, backward, the optimizer's update once per step, and the kernels
+    of forward and backward alone.
+    """
     import torch
     from torch import nn
 

@@ -184,7 +184,9 @@ class Bounds:
 
 
 def _fastest(tables: StageCosts, name: str) -> tuple[np.ndarray, np.ndarray, float]:
-    """Least forward and backward seconds of each unit on a GPU type; a layer's largest forward part."""
+    """Forward and backward seconds of each unit on one GPU type, whose sum no choice of a stage is below;
+    and the largest share of the forward in a layer's passes.
+    """
     seats, layers = tables.pure_seats(name), tables.passes.layers
     each = np.array([tables.seconds(seats, choice) for choice in tables.choices(seats)])
     totals = each.sum(axis=1)

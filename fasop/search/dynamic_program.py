@@ -68,7 +68,9 @@ class DynamicProgram:
 
     @memo
     def load(self, seats: Seats, in_flight: int) -> np.ndarray:
-        """A stage's part in the maximum [units, end of the last], without messages; inf where none fits."""
+        """A stage's part in the maximum [units, end of the last], without its messages; inf where there is
+        no such stage, or none that fits.
+        """
         deciding = self._deciding(seats, in_flight)
         forward, both, _, never = self._passes(seats, deciding)
         load: np.ndarray = (self.m - 1) * both - (in_flight - 1) * forward + never

@@ -1,4 +1,6 @@
-"""One shape's best placement and partition as a plan, if wanted with several chunks of layers per stage."""
+"""One shape's best placement and partition: bounded, searched and simulated, and made into a plan, if
+wanted with several chunks of layers per stage.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ class Planner:
         return self.plan(shape, Assignment(placement, seats, partition), 0.0, fit=False)
 
     def plan(self, shape: Shape, assignment: Assignment, bound: float = 0.0, fit: bool = True) -> Plan:
-        """An assignment, estimated; ``bound``: seconds no plan can beat; ``fit`` False: memory has no end."""
+        """An assignment with what it takes and needs; ``bound``: seconds that no plan of the shape can beat;
+        ``fit`` False: stages work as if memory had no end.
+        """
         tables, pp, placement, seats = self.tables(shape), shape.pp, assignment.placement, assignment.seats
         m, ends = tables.micro_batches, itertools.accumulate(assignment.partition)
         rows, memory, choices, parts = [], [], [], []
@@ -215,7 +219,9 @@ def memory_with(plan: Plan, options: Options) -> tuple[float, ...]:
 
 
 def reschedule(plans: Sequence[Plan], cost_files: list[CostFile], way: Callable[..., Plan]) -> list[Plan]:
-    """Plans in the schedule of their shortest steps, fastest first; what gains nothing or won't fit stays."""
+    """Each plan in the schedule that makes its step shortest, the fastest first; those that gain nothing, or
+    would not fit into memory, stay as they are.
+    """
     found: list[Plan] = []
     wanted = len(plans) // WIDER
     for plan in plans:

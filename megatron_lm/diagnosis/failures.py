@@ -50,7 +50,9 @@ UNKNOWN = len(RULES)
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed rank, node or job. where: in words, or ""; lines: the last; weight: of its cause."""
+    """One failed rank, node or job. where: in words, empty for the job; lines: the last ones of its
+    statement; weight: of its cause.
+    """
 
     where: str
     node: str

@@ -205,7 +205,9 @@ def _traceback(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement
 
 
 def _message(text: str, below: Iterable[Line], used: set[int], level: str = "") -> tuple[str, int]:
-    """A message with the lines that continue it, and their count. level: the first's, if all have headers."""
+    """A message with the lines below that continue it, and how many lines it has. level: of the first line,
+    where the lines below have headers too.
+    """
     parts = [text]
     for line in itertools.islice(below, CONTINUED):
         if line.level not in ("", level) or not line.text.strip() or line.text.startswith(APART):

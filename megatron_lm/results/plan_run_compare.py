@@ -110,7 +110,8 @@ def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
 
 
 def best_plan(config: CompareConfig, folder: Path, entry: dict[str, Any], message: float) -> Plan:
-    """FASOP's plan for one node with messages of ``message`` s, kept in ``folder``. Raises ``PlanError``."""
+    """FASOP's plan for this machine, as one node on which a message takes ``message`` seconds; its input and
+    the plan stay in ``folder``. Raises ``PlanError``."""
     found = plan_settings.model_of(MODELS[MODEL], MODEL, config.global_batch)
     model = {name: getattr(found, name) for name in (*plan_settings.SIZES, "global_batch")}
     bandwidth = {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY}

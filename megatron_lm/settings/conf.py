@@ -86,7 +86,9 @@ def refuse_misplaced(environment: Mapping[str, str]) -> None:
 
 
 def read_file(path: str | Path) -> dict[str, str]:
-    """NAME → value of shell lines ``NAME=VALUE``; nothing is executed. Raises ``RunError``."""
+    """NAME → value of lines ``NAME=VALUE``, with quotes, ``export`` and comments as in a shell; nothing is
+    executed. Raises ``RunError``.
+    """
     try:
         text = read_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:

@@ -149,7 +149,9 @@ class Settings:
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """Layers of each stage; with VIRTUAL_STAGES of each chunk in order: stage i of p has i, i + p, …."""
+        """Layers of each pipeline stage; with VIRTUAL_STAGES, of each chunk in the order of the layers, where
+        stage i of p has chunks i, i + p, i + 2p, ….
+        """
         return tuple(int(part) for part in self.partition.split("-"))
 
     @property

@@ -1,1 +1,3 @@
-"""``job.sh`` and ``node.sh`` start nodes, ``submit`` calls Slurm, ``local_cluster.sh`` is one for tests."""
+"""Launching: ``job.sh`` and ``node.sh`` start the nodes of a run, ``submit`` gives it to Slurm,
+``local_cluster.sh`` is a Slurm of virtual nodes for tests.
+"""

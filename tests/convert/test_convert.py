@@ -196,7 +196,7 @@ def test_many_oddities_at_once_are_all_counted(tmp_path: Path) -> None:
 def test_a_device_trace_with_nothing_but_kernels(tmp_path: Path) -> None:
     events = [kernel("k", 1, 3), kernel("l", 5, 3, stream=9)]
     paths = write_host(tmp_path, [node("a", 3)]), write_device(tmp_path, events)
-    with pytest.raises(TraceError, match="not of one run"):
+    with pytest.raises(TraceError, match="not from the same run"):
         convert_pair(Pair(-1, *paths))
     converted = convert_pair(Pair(-1, *paths), PairOptions(allow_unlinked=True))
     assert {"k", "l"} <= set(names(converted)) and converted.report.conserved()

@@ -84,7 +84,7 @@ def test_a_named_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     host = write_host(tmp_path, [])
     arguments = ["convert", str(host), str(device), "-o", str(tmp_path / "out")]
     assert main(arguments) == 1
-    assert "are not of one run" in capsys.readouterr().err
+    assert "are not from the same run" in capsys.readouterr().err
     assert main([*arguments, "--allow-unlinked"]) == 0
 
 

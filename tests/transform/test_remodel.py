@@ -123,7 +123,7 @@ def test_one_rank_becomes_several_that_reduce_gradients(
     network = ("--network", "10 Gbit/s, 30 us")
     trace = scaled(captured / source, tmp_path / "four", "--dp", "4", *network)
     said = capsys.readouterr().out
-    assert "a ring's time: " in said and "{" not in said  # the notes have their figures
+    assert "the time of a ring on this network: " in said and "{" not in said  # the notes have their figures
     wanted = (
         "of one process are those"
         if source == "ddp"
@@ -241,7 +241,7 @@ def test_a_model_that_is_not_recognised_is_refused(
     assert main(["scale", name, "--layers", "2x", "-o", str(tmp_path / "b")]) == 2
     assert "neither sibling modules of one class (attribute module) nor" in capsys.readouterr().err
     assert main(["scale", name, "--seq", "2x", "-o", str(tmp_path / "c")]) == 2
-    assert "no aten::embedding of batch × sequence" in capsys.readouterr().err
+    assert "no aten::embedding looks up indices of two dimensions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -248,8 +248,8 @@ def test_files_and_their_bytes_are_said_before_they_are_written(
     ("flags", "message"),
     [
         (["--dp", "0"], "--dp 0: use 1 to 131,072"),
-        (["--dp", "4", "--tp", "2"], "how tensors are sharded: capture 2\n"),
-        (["--dp", "4", "--tp", "4"], "how tensors are sharded: capture 2 or 4"),
+        (["--dp", "4", "--tp", "2"], "how tensors are sharded: capture a run with 2\n"),
+        (["--dp", "4", "--tp", "4"], "how tensors are sharded: capture a run with 2 or with 4"),
         (
             ["--dp", "4", "--pp", "2"],
             "--pp 2: the captured run has 1, which doesn't show the messages between stages",

@@ -150,7 +150,9 @@ class TokenizedPairs:
 
 
 def tokenize_pairs(examples: list[Example], tokenizer: PreTrainedTokenizerFast) -> TokenizedPairs:
-    """The ids of all questions and contexts, stripped. Fast tokenizers use all cores (RAYON_NUM_THREADS)."""
+    """The ids of all questions and contexts, without white space at their ends. A fast tokenizer uses all
+    cores by itself (RAYON_NUM_THREADS limits them).
+    """
     numbers: dict[str, int] = {}
     rows = [[numbers.setdefault(text.strip(), len(numbers)) for text in example] for example in examples]
     pairs = np.array(rows, dtype=np.int32)

@@ -1,4 +1,6 @@
-"""What a run saves, for transformers to load, atomically: checkpoints to resume from, and the best model."""
+"""What a run saves, in folders that transformers can load: checkpoints to resume from, and the best model.
+Written atomically, and read back to resume.
+"""
 
 from __future__ import annotations
 

@@ -232,7 +232,8 @@ class Stepper:
         return None if stop else loss_sum / max(1.0, predicted)
 
     def autocast(self) -> torch.autocast:
-        """The context of a forward pass: bfloat16 where that is safe; all that is kept is float32."""
+        """The context of a forward pass: bfloat16 where that is safe, or nothing. Weights, gradients and
+        optimizer state are float32."""
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.config.bf16)
 
     def to_device(self, batch: Batch) -> Batch:

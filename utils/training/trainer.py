@@ -265,7 +265,9 @@ class Trainer:
         return {**known, "order": self.order, "complete": self.complete}
 
     def _write(self, folder: Path, last: bool, *training_state: Any) -> bool:
-        """Save on rank 0. A failure is a warning, but for the ``last`` save, which raises CheckpointError."""
+        """Save on rank 0. Where that fails, training goes on with a warning, unless it is the ``last`` save,
+        which raises CheckpointError.
+        """
         self.watch.mark(self.step - 1, "saving")
         if not self.world.is_main:
             return True

@@ -152,7 +152,8 @@ class Around:
         return [(size, -1) for size in shape_bytes(self._text(row, 1), self._text(row, 2))]
 
     def given(self, row: int) -> list[tuple[int, int]]:
-        """As ``tensors``, for what a ``c10d`` operator sends: its last list of tensors, behind outputs."""
+        """As ``tensors``, for what a ``c10d`` operator sends: the last of its lists of tensors, as a list of
+        outputs comes before that of inputs."""
         if not self.host.recorded:
             return self.tensors(row)
         found: list[tuple[int, int]] = []
@@ -164,7 +165,8 @@ class Around:
         return found
 
     def is_sparse(self, launch: int, row: int) -> bool:
-        """Whether a collective's tensors are sparse, without storage; or, unrecorded, by its name."""
+        """Whether a collective is of sparse tensors, of which no storage is recorded; without a record of
+        its launcher by the backend's name for it."""
         found = tensors(self._text(launch, 0))
         return not any(each for _, _, each in found) if found else "sparse" in self.name(row)
 

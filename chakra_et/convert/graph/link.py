@@ -127,7 +127,8 @@ def check(
         reason = f"only {rate:.0%} of their operators match: {difference}"
     if reason and not allow_unlinked:
         raise TraceError(
-            f"{host.path} and {device.path} are not of one run: {reason}; pair others, or --allow-unlinked."
+            f"{host.path} and {device.path} are not from the same run: {reason}; pair the right files, or "
+            "use --allow-unlinked."
         )
     linked = linked.copy()
     linked[other] = -1
@@ -157,7 +158,8 @@ def rank_and_world(
     """Rank and number of ranks.
 
     The device trace, the file name (``path_rank``, -1: none) and the manifest (``manifest_world``, 0: none)
-    must agree. Without a number it is the default group's, or ``ranks_here``. Raises ``TraceError``.
+    must agree. Without a recorded number it is the default group's size, or ``ranks_here``. Raises
+    ``TraceError``.
     """
     rank = _whole(device.distributed.get("rank"), -1)
     if rank >= 0 and path_rank >= 0 and rank != path_rank:
@@ -178,7 +180,8 @@ def rank_and_world(
     world = world or manifest_world or max(_whole(next(iter(default), 0), 0), ranks_here, rank + 1)
     if not rank < world <= MAX_RANKS:
         raise TraceError(
-            f"{device.path}: is rank {rank} of {world}; ranks must be below that (at most {MAX_RANKS})."
+            f"{device.path}: is rank {rank} of {world}; ranks must be below the number of ranks (at most "
+            f"{MAX_RANKS})."
         )
     return rank, world
 

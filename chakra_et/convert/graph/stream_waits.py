@@ -70,7 +70,8 @@ def _recorded(rank: LinkedRank, launches: Launches, found: Dependencies) -> bool
 
 
 def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
-    """Target → source. Targets, launched long before, start on an idle stream right after another's work."""
+    """Target → source. Targets start on an idle stream right after the source ended on another stream, and
+    were launched long before."""
     time, gpu = rank.timeline, launches.gpu
     start, end = time.start, time.end
     communication = rank.communication_rows.gpu
