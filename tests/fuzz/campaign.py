@@ -31,6 +31,9 @@ from tqdm import tqdm
 from chakra_et import cli
 from tests.fuzz import bases, commands, judge, mutations
 
+PATIENCE = 20
+"""Times its cap of CPU time that a run may take while it uses no processor, which counts as hung."""
+
 
 @dataclass
 class CampaignConfig:
@@ -84,6 +87,7 @@ class _Input:
     folder: tempfile.TemporaryDirectory
     pid: int
     give_up: float
+    ticks: int = 0  # of CPU time, when it was last to be given up
     answer: bytes = b""
 
 
@@ -96,7 +100,7 @@ def _start(config: CampaignConfig, number: int) -> tuple[int, _Input]:
         os.close(reading)
         _child(config, number, Path(folder.name), writing)
     os.close(writing)
-    return reading, _Input(number, folder, pid, time.monotonic() + 20 * config.seconds)
+    return reading, _Input(number, folder, pid, time.monotonic() + PATIENCE * config.seconds)
 
 
 def _child(config: CampaignConfig, number: int, folder: Path, writing: int) -> None:
@@ -116,6 +120,15 @@ def _child(config: CampaignConfig, number: int, folder: Path, writing: int) -> N
         wrong = traceback.format_exc(limit=-6)
     os.write(writing, f"{outcome}\n{wrong}".encode("utf-8", "backslashreplace")[:60_000])
     os._exit(0)
+
+
+def _ticks(pid: int) -> int:
+    """CPU time of a process and of those that it started, in ticks of the system; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return sum(map(int, fields[11:15])) + sum(_ticks(int(each)) for each in started)
+    return 0
 
 
 def _end(work: _Input) -> tuple[str, str, str]:
@@ -152,21 +165,27 @@ def results(config: CampaignConfig) -> Iterator[tuple[int, str, str, str]]:
                     work = running.pop(key.fd)
                     yield work.number, *_end(work)
             for work in running.values():
-                if time.monotonic() > work.give_up:
+                if time.monotonic() < work.give_up:
+                    continue
+                if (used := _ticks(work.pid)) == work.ticks:
                     os.kill(work.pid, signal.SIGKILL)
+                # On a busy machine, or stopped for a while, it goes on as long as it gets on.
+                work.ticks, work.give_up = used, time.monotonic() + PATIENCE * config.seconds
 
 
 def campaign(config: CampaignConfig) -> tuple[Counter[str], list[str]]:
-    """Outcomes by count, and a line for each input that was not handled as it should be."""
+    """Outcomes by count, and a line for each input that was not handled as it should be; of those that were
+    judged until Ctrl-C."""
     outcomes: Counter[str] = Counter()
     wrongs = []
     bar = tqdm(results(config), total=config.inputs, disable=not sys.stderr.isatty())
-    for number, outcome, wrong, what in bar:
-        outcomes[outcome] += 1
-        if wrong or outcome in ("crashed", "hung", "memory"):
-            outcomes["not as it should be"] += 1
-            wrongs.append(f"{number} ({what}): {outcome}: {wrong}")
-            print(wrongs[-1], file=sys.stderr, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        for number, outcome, wrong, what in bar:
+            outcomes[outcome] += 1
+            if wrong or outcome in ("crashed", "hung", "memory"):
+                outcomes["not as it should be"] += 1
+                wrongs.append(f"{number} ({what}): {outcome}: {wrong}")
+                print(wrongs[-1], file=sys.stderr, flush=True)
     return outcomes, wrongs
 
 
@@ -182,7 +201,8 @@ def main() -> int:
         return 0
     began = time.monotonic()
     outcomes, wrongs = campaign(config)
-    print(f"{config.of}, seed {config.seed}, inputs {config.first} to {config.first + config.inputs - 1}, "
+    judged = sum(outcomes.values()) - outcomes["not as it should be"]
+    print(f"{config.of}, seed {config.seed}, {judged} of {config.inputs} inputs from {config.first} on, "
           f"{time.monotonic() - began:.0f} s")  # fmt: skip
     for outcome, count in sorted(outcomes.items()):
         print(f"  {outcome}: {count}")

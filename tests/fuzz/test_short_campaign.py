@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from random import Random
 
@@ -135,3 +136,21 @@ def test_the_judge_of_kills_sees_a_defect(defect: str) -> None:
     }[defect]
     assert kills.wrong(left, old, new, lambda: 0)
     assert not kills.wrong(new, old, new, lambda: 0) and not kills.wrong(old, old, new, lambda: 0)
+
+
+@pytest.mark.parametrize(("works", "outcome"), [(0, "hung"), (1, "converted")])
+def test_a_run_that_gets_on_is_not_given_up(
+    works: int, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the campaign called 4 runs of 430 hung that were only slow."""
+
+    def slow() -> tuple[str, str]:
+        for _ in range(30):
+            time.sleep(0.1 if works else 10)
+            sum(range(1_000_000 * works))
+        return "converted", ""
+
+    monkeypatch.setattr(campaign, "PATIENCE", 0.5)
+    monkeypatch.setattr(campaign, "prepare", lambda *_: ("slow", slow))
+    (found,) = campaign.results(CampaignConfig(inputs=1, seconds=4))
+    assert found[1] == outcome
