@@ -4,7 +4,8 @@ torchrun notices a process that died, but not one that hangs, and a collective t
 ten minutes or more without naming it. So each rank runs a thread that writes a heartbeat to the rendezvous
 store twice per second and reads those of the other ranks. It uses no collective, so it works while one hangs,
 and it adds nothing to a trace. The thread also receives signals, because Python runs no handler while the
-main thread waits in one: SIGINT and SIGTERM end set-up at once, and training at the next step boundary.
+main thread waits inside a collective: SIGINT and SIGTERM end set-up at once, and training at the next step
+boundary.
 """
 
 from __future__ import annotations

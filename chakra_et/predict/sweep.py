@@ -29,8 +29,8 @@ _OF_THE_RUN = ("name", "allow_missing_ranks", "skeletons", "json", "cluster", "s
 
 def sweep(config: PredictConfig, predict: Callable[[PredictConfig], dict[str, Any]]) -> list[dict[str, Any]]:
     """A row per combination of the values of ``--sweep``, in their order: ``with``, flag → value, and what
-    ``predict`` finds with these or, where that is refused, ``error``. Raises ``TraceError``.
-    """
+    ``predict`` finds with these or, where that is refused, ``error``. Raises ``TraceError`` for a flag that
+    can't be swept."""
     jobs = list(_combinations(config))
     rows: list[dict[str, Any]] = [{"with": given} for given, _ in jobs]
     workers = default_workers()

@@ -59,8 +59,8 @@ def check(
 ) -> list[Problem]:
     """Check one trace, in the file ``name``: one problem per broken rule, ``more`` with them.
 
-    ``comm_groups`` maps group ids to ranks, as in the comm-group file (None: no such file). ``rank``: None:
-    by metadata.
+    ``comm_groups`` maps group ids to ranks, as in the comm-group file (None: no such file). ``rank`` None:
+    that of the metadata.
     """
     file = File(trace, trace.metadata_int("rank") if rank is None else rank, comm_groups, name)
     return [_problem(finding, name, file) for finding in (*check_file(file), *more)]

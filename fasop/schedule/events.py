@@ -99,7 +99,9 @@ def chunk_layers(plan: Plan, stage: int) -> tuple[int, ...]:
 
 
 def chunk_seconds(plan: Plan) -> tuple[list[list[float]], list[list[float]]]:
-    """Forward and backward seconds [stage][chunk]; the first chunk has the embedding, the last the head."""
+    """Forward and backward seconds [stage][chunk]; the first chunk of all has the embedding, the last the
+    head.
+    """
     passes: tuple[list[list[float]], list[list[float]]] = ([], [])
     if plan.virtual_stages == 1:
         return [[each] for each in plan.stage_forward], [[each] for each in plan.stage_backward]

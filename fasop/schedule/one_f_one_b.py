@@ -1,10 +1,11 @@
 """The 1F1B schedule with every message simulated: when each stage computes, sends and ends.
 
 Stage i runs w = min(stages − 1 − i, m) forwards ahead, then pairs of a forward and a backward, then the
-remaining backwards, as in Megatron-LM. A message starts once its sender has the data and its receiver waits
-for it, takes the boundary's time, and holds both until it ends; where a stage sends and receives at once (a
-forward out and a gradient in, or a gradient out and a forward in) it goes on when both have ended. The order
-on each stage is fixed, so every end is a longest path and never grows when a duration shrinks.
+remaining backwards, as in Megatron-LM's schedule without interleaving. A message starts once its sender has
+the data and its receiver waits for it, takes the boundary's time, and holds both until it ends; where a stage
+sends and receives at once (a forward out and a gradient in, or a gradient out and a forward in) it goes on
+when both have ended. The order on each stage is fixed, so every end is a longest path and never grows when a
+duration shrinks.
 """
 
 from __future__ import annotations
