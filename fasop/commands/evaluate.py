@@ -107,18 +107,24 @@ def _summary(done: list[Done]) -> list[str]:
             measured = [f"{each.measured:.4f}", f"{one.step / each.measured - 1:+.1%}"]
         messages, reduction = max(one.p2p, default=0.0), max(stage.reduction for stage in one.stages)
         figures = [f"{one.step:.4f}", f"{one.pipeline:.4f}", f"{messages * 1e3:.2f}", f"{reduction:.4f}"]
-        rows.append([each.name, *figures, f"{one.embedding:.4f}", f"{one.memory:.2f}", *measured])
+        memory = f"{one.memory:.2f}" + " OOM" * any(_over(each, one))
+        rows.append([each.name, *figures, f"{one.embedding:.4f}", memory, *measured])
     return text.table(rows, right=set(range(1, 9)))
+
+
+def _over(given: Described, found: Estimate) -> list[bool]:
+    """Of each stage, whether it needs more memory than a GPU of it has."""
+    of, stages = given.layout.cluster.gpu, given.layout.stages
+    caps = [min(of(name).memory_gib for name in working_gpus([stage])) for stage in stages]
+    return [one.memory > cap for one, cap in zip(found.stages, caps, strict=True)]
 
 
 def _stages(given: Described, found: Estimate) -> list[str]:
     head = ["stage", "GPUs", "units", "forward ms", "backward ms", "gradients ms"]
     rows = [[*head, "update ms", "memory GiB", ""]]
-    for index, (stage, one) in enumerate(zip(given.layout.stages, found.stages, strict=True)):
-        gpus = working_gpus([stage])
-        cap = min(given.layout.cluster.gpu(name).memory_gib for name in gpus)
-        held = " + ".join(f"{count}×{name}" for name, count in gpus.items())
+    each = zip(given.layout.stages, found.stages, _over(given, found), strict=True)
+    for index, (stage, one, is_over) in enumerate(each):
+        held = " + ".join(f"{count}×{name}" for name, count in working_gpus([stage]).items())
         times = [f"{way * 1e3:.2f}" for way in (one.forward, one.backward, one.reduction, one.update)]
-        oom = "OOM" if one.memory > cap else ""
-        rows.append([str(index), held, str(stage.units), *times, f"{one.memory:.2f}", oom])
+        rows.append([str(index), held, str(stage.units), *times, f"{one.memory:.2f}", "OOM" * is_over])
     return text.table(rows, right=set(range(2, 8)))

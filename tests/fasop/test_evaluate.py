@@ -100,6 +100,17 @@ def test_a_plan_of_the_search_is_evaluated_as_it_was_planned(options: Options) -
             assert estimate(of_plan(plan), [read_costs()], options).step == pytest.approx(plan.step_time)
 
 
+def test_each_of_several_layouts_says_whether_it_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only a layout alone said so: the first of these needs 16 times the memory there is."""
+    ways = {"big": "llama3-70b, tp: 1, dp: 8, mbs: 4", "small": "llama3-8b, tp: 8, dp: 1, mbs: 1"}
+    lines = [f"  {name}: {{cluster: 8xH100, pp: 1, model: {way}}}" for name, way in ways.items()]
+    assert evaluate.main([written(tmp_path, "\n".join(["layouts:", *lines]))]) == 0
+    big, small = capsys.readouterr().out.splitlines()[1:3]
+    assert big.startswith("big") and big.endswith(" OOM") and "OOM" not in small
+
+
 def test_stages_that_are_only_counted_hold_equally_many_layers(tmp_path: Path) -> None:
     """``pp`` was answered with "did you mean 'tp'?"."""
     text = "layouts: {it: {model: gpt2-xl, cluster: paper-gpt2xl, tp: 1, dp: 4, mbs: 1, pp: 5}}"
