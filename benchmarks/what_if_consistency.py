@@ -35,8 +35,8 @@ from chakra_et.convert.runs import RunOptions, convert_sets
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import sentence
-from chakra_et.predict.predict import Prediction, predict
-from chakra_et.simulate.run import Run
+from chakra_et.predict.predict import predict
+from chakra_et.simulate.run import NodeTimes, Run
 from chakra_et.simulate.time_by_kind import KINDS, OVERHEAD, critical_path, node_kinds
 from chakra_et.text import printable, table
 from chakra_et.traces import sets as trace_sets
@@ -166,7 +166,7 @@ def answers(top: Path) -> dict[str, Answers]:
 def ask(run: Run) -> Answers:
     """The answers of one run. Raises ``TraceError`` where it has no work on a device."""
     half, double = (predict(run, [GpuKernels(factor)]) for factor in (0.5, 2.0))
-    at = int(np.argmax([_sum(half, rank, "before_ns") for rank in range(len(run.graph.ranks))]))
+    at = int(np.argmax([_whole(half.before, rank) for rank in range(len(run.graph.ranks))]))
     trace = run.graph.traces[at]
     start, length = (column.astype(np.int64) for column in (trace.start_micros, trace.duration_micros))
     kind = node_kinds(trace)
@@ -192,11 +192,11 @@ def ask(run: Run) -> Answers:
     host, device = (sum(shares.get(each, 0.0) for each in kinds) for kinds in (HOST, DEVICE))
     parts = {"host": host, "device": device, "communication": 1 - host - device}
     return Answers(
-        step=_sum(half, at, "before_ns"),
+        step=_whole(half.before, at),
         busy=float(busy) / 1e3,
         stream=float(np.bincount(streams[work], length[work]).max(initial=0)) / 1e3,
-        half=_sum(half, at, "after_ns"),
-        double=_sum(double, at, "after_ns"),
+        half=_whole(half.after, at),
+        double=_whole(double.after, at),
         unexplained=float(length[doubtful].sum() / max(length[path].sum(), 1)),
         bound=max(parts, key=lambda each: parts[each]),
         reason=_reason(trace, np.bincount(kind[doubtful], length[doubtful], len(KINDS))),
@@ -205,9 +205,10 @@ def ask(run: Run) -> Answers:
     )
 
 
-def _sum(prediction: Prediction, at: int, of: str) -> float:
-    """ms of all steps of one rank."""
-    return sum(getattr(step, of) for step in prediction.ranks[at].steps) / 1e6
+def _whole(timeline: NodeTimes, at: int) -> float:
+    """ms from the begin of one rank's first node to the end of its last one."""
+    low, high = timeline.setting.graph.first[at : at + 2]
+    return float(timeline.end_ns[low:high].max() - timeline.start_ns[low:high].min()) / 1e6
 
 
 def _reason(trace: ExecutionTrace, by_kind: np.ndarray) -> str:

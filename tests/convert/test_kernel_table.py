@@ -114,7 +114,7 @@ def test_user_table_has_precedence(tmp_path: Path) -> None:
         ("{}", "not a table of communication kernels, it has no 'kernels': give"),
         ("[]", "not a table of communication kernels, it has another layout: give"),
         ('{"kernels": [{"pattern": "("}]}', "not a table of communication kernels"),
-        ('{"kernels": [{"pattern": "x", "operation": "allreduce"}]}', "is not one of"),
+        ('{"kernels": [{"pattern": "x", "operation": "allreduce"}]}', "is none of"),
     ],
 )
 def test_invalid_kernel_table_is_one_sentence(
