@@ -132,7 +132,9 @@ class ReplayGraph:
         gap with which that begins."""
         found = np.where(self.is_cpu, self.position, -1).tolist()
         gap = self.codes("kind", ("host-overhead",))[0] == 0
-        chosen = np.flatnonzero(~self.is_cpu[self.target] & ~gap[self.source])
+        of_gpu = self.attribute("stream", -1) >= 0  # gloo may take up a call in a gap between operators
+        before = gap[self.source] & of_gpu[self.target]
+        chosen = np.flatnonzero(~self.is_cpu[self.target] & ~before)
         chosen = chosen[np.argsort(self.position[self.target[chosen]], kind="stable")]
         for source, target in zip(self.source[chosen].tolist(), self.target[chosen].tolist(), strict=True):
             found[target] = max(found[target], found[source])

@@ -171,6 +171,22 @@ def test_ranks_that_disagree_are_reported(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
+def test_a_gap_between_operators_launches_no_work_from_before_the_recording(tmp_path, capsys):
+    """Of three steps of 80 ms, two took 0: gloo took up an all-reduce of the last one after its call."""
+    nodes = [
+        cpu(1, 50, start=1, name="ProfilerStep#3"),
+        collective(2, 20, (1,), start=51, lane=8),
+        cpu(3, 50, (1,), start=51, name="forward"),
+        cpu(4, 10, (3,), start=101, name="ProfilerStep#4"),
+        cpu(5, 40, (4,), start=111, kind="host-overhead"),
+        collective(6, 50, (5,), start=151, lane=8),
+        cpu(7, 50, (5,), start=151, name="forward"),
+    ]
+    _, answer = run_json(capsys, save(tmp_path / "a.et", make_trace(*nodes)), "--semantics", "device")
+    (rank,) = answer["jobs"][0]["replays"]["device"]
+    assert [step["measured_us"] for step in rank["steps"]] == [100, 100]
+
+
 def test_ranks_that_only_astra_sim_cannot_replay_still_have_the_replay_of_the_device(tmp_path, capsys):
     """gloo's threads took up the all-reduces of two groups in one order on rank 0, in the other on rank 1."""
     for rank, numbers in enumerate([("1", "2"), ("2", "1")]):
