@@ -90,9 +90,8 @@ def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[dict[str, An
     notes = [*job.notes, *made.notes]
     if any(not trace.start_micros.any() for trace in traces):
         notes.append("the file has no start times to compare with: convert with --timestamps")
-    chosen = list(_SIMULATORS) if config.semantics == "both" else [config.semantics]
     replays = {}
-    for name in chosen:
+    for name in _SIMULATORS if config.semantics == "both" else [config.semantics]:
         try:
             replays[name] = report(made, *_SIMULATORS[name](made))
         except TraceError as error:
