@@ -43,7 +43,8 @@ def _diagram(name: str, micros: np.ndarray, ratio: np.ndarray) -> Sequence[str]:
     upwards = np.clip(np.log(ratio) / np.log(_RATIOS), -1, 1)
     counts, *_ = np.histogram2d(np.log10(micros), upwards, edges)
     wide, tall = _WIDE / _CELLS[0], _HIGH / _CELLS[1]
-    parts = [f'<text y="-6">{name} ({len(micros):,})</text>']
+    title = name.replace(" with quantisation", "")  # as wide as the diagram
+    parts = [f'<text y="-6">{title} ({len(micros):,})</text>']
     shades = np.ceil(np.log1p(counts) / np.log1p(counts.max()) * _SHADES)
     for shade in range(1, _SHADES + 1):
         cells = np.argwhere(shades == shade).tolist()
@@ -62,4 +63,10 @@ def _diagram(name: str, micros: np.ndarray, ratio: np.ndarray) -> Sequence[str]:
 
 
 def _micros(power: int) -> str:
-    return f"{10**power:g} µs" if power < 3 else f"{10 ** (power - 3):g} ms" if power < 6 else "1 s"
+    return (
+        f"{10**power:g} µs"
+        if power < 3
+        else f"{10 ** (power - 3):g} ms"
+        if power < 6
+        else f"{10 ** (power - 6):g} s"
+    )
