@@ -30,16 +30,16 @@ from chakra_et.errors import TraceError
 from chakra_et.files import atomic_file
 
 COLOURS = 96
-# Select the longest communication, and light the critical path.
+# Select the longest communication of the first step, and light the critical path.
 PATH = """() => {
-    const { view } = chakraReport, { nodes } = view;
-    const length = node => nodes.length[node];
-    const transfers = nodes.search("").filter(node => nodes.kindName(node) === "transfer");
-    const longest = transfers.reduce((a, b) => length(a) >= length(b) ? a : b);
+    const { view } = chakraReport, { nodes } = view, step = [...view.steps.values()][0][0];
+    const [start, end] = [step.start / nodes.unit, step.end / nodes.unit];
+    const within = node => nodes.start[node] >= start && nodes.end(node) <= end;
+    const transfers = nodes.search("").filter(node => nodes.kindName(node) === "transfer" && within(node));
+    const longest = transfers.reduce((a, b) => nodes.length[a] >= nodes.length[b] ? a : b);
     document.querySelector("#path").click();
     view.select(longest);
-    const step = view.steps.get(nodes.rank(longest))?.at(-1);
-    if (step) view.show(step.start / nodes.unit, (0.2 * step.start + 0.8 * step.end) / nodes.unit);
+    view.show(start, 0.1 * start + 0.9 * end);
 }"""
 FLAME = """() => {
     const tabs = [...document.querySelectorAll("#operators button")];
