@@ -11,6 +11,7 @@ network.json                                what measure-network or `fasop plan 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -229,7 +230,9 @@ def _planned(plan: Any, ranks: int, where: str) -> Topology:
         intra_ns = max(gpu["intra_latency"] for gpu in used) * 1e9 or HOP_NS
         inter_ns = max(gpu["inter_latency"] for gpu in used) * 1e9 or HOP_NS
         name = f"{cluster['name']} as planned"
-    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        if not all(0 < value < math.inf for value in (intra, inter, intra_ns, inter_ns)):
+            raise ValueError
+    except (LookupError, TypeError, ValueError, ArithmeticError):
         raise TraceError(f"{where} isn't a plan that can be read: write it with fasop plan --json") from None
     if (planned := per_node * nodes) != ranks:
         raise TraceError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,4 +71,21 @@ def test_a_plan_of_other_ranks_or_a_damaged_one_is_refused(plan: Path) -> None:
         read_topology(str(plan), 8)
     plan.write_text("{")
     with pytest.raises(TraceError, match="isn't readable"):
+        read_topology(str(plan), 8)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("gpus_per_node", "1e999"),
+        ("intra_bandwidth", "1e999"),
+        ("inter_bandwidth", "-1"),
+        ("intra_latency", "NaN"),
+    ],
+)
+def test_a_plan_with_a_number_that_no_network_has_is_refused(plan: Path, key: str, value: str) -> None:
+    damaged, found = re.subn(rf'"{key}": [-.0-9e+]+', f'"{key}": {value}', plan.read_text())
+    assert found
+    plan.write_text(damaged)
+    with pytest.raises(TraceError, match="isn't a plan that can be read|isn't readable"):
         read_topology(str(plan), 8)
