@@ -230,7 +230,8 @@ def _planned(plan: Any, ranks: int, where: str) -> Topology:
         intra_ns = max(gpu["intra_latency"] for gpu in used) * 1e9 or HOP_NS
         inter_ns = max(gpu["inter_latency"] for gpu in used) * 1e9 or HOP_NS
         name = f"{cluster['name']} as planned"
-        if not all(0 < value < math.inf for value in (intra, inter, intra_ns, inter_ns)):
+        used_links = (intra, intra_ns, *((inter, inter_ns) if nodes > 1 else ()))
+        if not all(0 < value < math.inf for value in used_links):
             raise ValueError
     except (LookupError, TypeError, ValueError, ArithmeticError):
         raise TraceError(f"{where} isn't a plan that can be read: write it with fasop plan --json") from None
