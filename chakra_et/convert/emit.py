@@ -284,7 +284,8 @@ def _add_memory(rank: LinkedRank, graph: Graph, add: Add) -> None:
     """What each node allocated and freed, and the level of each device after it, see ``et.memory``.
 
     An event belongs to the node of its thread that ran at its time, or that was the thread's last one. Events
-    of threads without nodes, and those before the first node, belong to the main thread's or first node.
+    of threads without nodes, and those before the first node, belong to the main thread's node and the first
+    one.
     """
     device, memory = rank.device, rank.device.memory
     if not len(memory):

@@ -316,7 +316,8 @@ def _group_column(trace: ExecutionTrace, groups: dict[str, int]) -> np.ndarray:
 def _clocks(traces: list[ExecutionTrace]) -> np.ndarray | None:
     """``ReplayGraph.clock_ns`` from ``trace_start_ns`` and ``clock_offset_ns``, which the converter writes.
 
-    Without the latter, all ranks must have the same ``clock_domain``: two hosts' clocks may differ by steps.
+    Without the latter, all ranks must have the same ``clock_domain``: clocks of two hosts can differ by more
+    than one step time.
     """
     if len(traces) == 1:
         return np.zeros(1, np.int64)

@@ -69,7 +69,8 @@ def check(
 def check_together(
     traces: Mapping[int, ExecutionTrace], comm_groups: dict[str, list[int]] | None, names: Mapping[int, str]
 ) -> list[Problem]:
-    """Check a run's traces, of files ``names``, against each other: communication nodes are enough."""
+    """Check the traces of a run, in the files ``names``, against each other only. Traces of the communication
+    nodes are enough."""
     files = {rank: File(trace, rank, comm_groups, name=names[rank]) for rank, trace in traces.items()}
     whole = ", ".join([*names.values()][:2]) + (", …" if len(names) > 2 else "")
     return [

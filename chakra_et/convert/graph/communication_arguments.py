@@ -211,7 +211,8 @@ def shape_bytes(shapes: bytes, types: bytes) -> tuple[int, ...]:
 
 
 def message_ends(values: list[Any]) -> tuple[int, int]:
-    """Peer (rank in the group) and tag of a message, its last two arguments; -1 and 0 if not recorded."""
+    """Peer (rank in the group) and tag of ``c10d::send`` and ``recv_``, their last two arguments; -1 and 0 if
+    not recorded."""
     peer, tag = values[-2:] if len(values) > 1 else (None, None)
     return (peer, tag) if type(peer) is int and type(tag) is int else (-1, 0)
 

@@ -56,7 +56,8 @@ class Groups:
         self.of_thread = {at: self.declared[of] for at, of in gloo_threads(device, manifest).items()}
 
     def _named_by(self, launch: int) -> Group | None:
-        """A launcher's group: by our tracer's annotation, or a functional collective's last text."""
+        """The group of a launcher: by our tracer's annotation around it, or by the last text argument of a
+        functional collective."""
         around = self.around
         if launch in around.marks:
             return self.by_name.get(around.marks[launch][0])
