@@ -113,7 +113,7 @@ def test_host_trace_of_another_run_is_rejected(tmp_path: Path) -> None:
         if "Record function id" in event.get("args", {}):
             event["args"]["Record function id"] += 10**6
     _, device = other.write(tmp_path, "other")
-    with pytest.raises(TraceError, match="not of one run: only 0% of their operators match.*--allow-unl"):
+    with pytest.raises(TraceError, match="the same run: only 0% of their operators match.*--allow-unl"):
         convert_pair(Pair(-1, host, device))
 
 
