@@ -212,7 +212,7 @@ def show(options: Options) -> None:
         medians = " | ".join(f"{long_k(table, low, high):.1f}" for table in (few, told, wide))
         print(f"| m to {FEW_ROWS}, n {low:,} to {high:,} | {count} | {fitted_line} | {medians} |", flush=True)
     with_tiles = np.array([(*tile, parts) for tile in TILES for parts in SPLITS], float).T
-    print(f"\n| 16-bit products without grids | all | from 20 µs | a step's | signed |\n|{'---|' * 5}")
+    print(f"\n| 16-bit products without grids | all | from 20 µs | in a step | signed |\n|{'---|' * 5}")
     hopper = read_products(Path(options.given), "bfloat16")
     for tiles, more in (("the model's tiles", with_tiles[:, :0]), ("and cuBLAS's", with_tiles)):
         with mock.patch.object(products, "CONFIGURATIONS", np.hstack([products.CONFIGURATIONS, more])):

@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def derived_ids(events: list[Event]) -> dict[int, int]:
-    """Index of an event → its external id; none for what nothing is around."""
+    """Index of an event → its external id; events outside of any operator or annotation are left out."""
     threads: dict[Any, list[tuple[float, float, int]]] = defaultdict(list)
     for at, event in enumerate(events):
         if event.get("cat") in (*AROUND, *CALLS):

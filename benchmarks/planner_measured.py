@@ -41,7 +41,7 @@ class Config:
 
 
 def errors(folder: Path) -> list[tuple[str, int, float, float, float, float]]:
-    """For each model and micro-batch: ms of a step and GiB, each measured and planned."""
+    """By model and micro-batch: the step in ms and the memory in GiB, each as measured and as planned."""
     costs, found = read_costs(folder / "planner_costs.json"), []
     on = Cluster("here", 1, (GPU,), (1,))
     for row in csv.DictReader((folder / "planner_steps.csv").read_text().splitlines()):

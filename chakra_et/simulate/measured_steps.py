@@ -82,8 +82,8 @@ class Steps:
         """When each step begins and, last, when the trace ends, int64[S + 1], where its nodes have these
         times, int64[n].
 
-        A step begins on the host, or when the device is done with the steps before where that is later: a
-        host that is ahead of its device leaves a step long before the step's work ends.
+        A step begins when the host begins it, or when the device has finished the steps before it, whichever
+        is later. A host that runs ahead of its device leaves a step long before the step's work ends.
         """
         begins = start_ns[self.first - self.nodes.start] if self.marked else start_ns.min(keepdims=True)
         done = np.repeat(begins[:1], len(begins) + 1)
