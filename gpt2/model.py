@@ -13,8 +13,8 @@ from utils.training.step import Batch, ModelFamily
 def loss_sum(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Next-token cross entropy summed over the predicted tokens, and their number.
 
-    ``batch``: input_ids and labels, each [batch, sequence]; labels are these ids, or -100 where nothing is
-    predicted.
+    ``batch``: input_ids and labels, each [batch, sequence]; labels are the input ids, or -100 where nothing
+    is to be predicted.
     """
     # No attention mask: padding is on the right, where causal attention can't look, and without a mask
     # PyTorch takes its fastest kernels.

@@ -107,8 +107,8 @@ def whole_steps(given: Model, on_gpu: bool) -> Callable[[int, bool], tuple[float
     """Training of transformers' GPT-2 without dropout: (micro-batch, whether by a CUDA graph) → (ms of a
     step, GiB of the GPU that are taken, the most that PyTorch held, and in tensors).
 
-    On a GPU with 16-bit weights, and fp32 weights, gradients and moments beside them, as in Megatron; on a
-    CPU fp32.
+    On a GPU with 16-bit weights, and fp32 weights, gradients and moments beside them, as Megatron trains; on
+    a CPU all in fp32.
     """
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel

@@ -51,9 +51,10 @@ class Watch:
     """The heartbeat and the signals of one rank. Create and start it in the main thread.
 
     timeout: seconds that a rank may be silent, or keep the others waiting; store: a connection to the
-    rendezvous store of its own, None for a single process; signal: that asks training to stop, or 0;
-    interrupted_by: that ends set-up, or 0; verdict: why the run must end, once known; patience: in training,
-    seconds without progress after which the log names the rank that is behind.
+    rendezvous store of its own, None for a single process; signal: number of the signal that asks training to
+    stop, or 0; interrupted_by: number of the signal that ends set-up, or 0; verdict: why the run must end,
+    once known; patience: in training, seconds without progress after which the log names the rank that is
+    behind.
     """
 
     def __init__(self, rank: int, size: int, timeout: float, store: Any = None):

@@ -39,7 +39,9 @@ class AstraConfig:
     fill: bool = option("make missing ranks from ranks of the same stage", False)
     mesh: str = option("with --fill: the mesh (tp2,dp4,pp2), where groups don't show it", "")
     seed: int = option("with --fill: random seed of the spread of compute times", 0)
-    check: str | None = option("a log of ASTRA-sim to compare with its expected.json", None, metavar="LOG")
+    check: str | None = option(
+        "a log of ASTRA-sim to compare with the folder's expected.json", None, metavar="LOG"
+    )
     max_error: float | None = option(
         "with --check: exit with 1 if a rank's time is off by more", None, metavar="PERCENT", least=0
     )

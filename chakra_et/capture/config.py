@@ -63,7 +63,9 @@ def config_from_environment(environment: Mapping[str, str]) -> TraceConfig:
     if given.endswith("/"):
         raise ValueError(f"CHAKRA_TRACE={given}: has no name for the trace files: give {given}my_run.")
     if not place.name:
-        raise ValueError("CHAKRA_TRACE is not set: give FOLDER/NAME of the trace files, as outputs/my_run.")
+        raise ValueError(
+            "CHAKRA_TRACE is not set: give FOLDER/NAME of the trace files, such as outputs/my_run."
+        )
     values: dict[str, Any] = {}
     for name, field in VARIABLES.items():
         if name in environment:

@@ -82,7 +82,9 @@ class ConvertConfig:
     allow_unlinked: bool = option(
         "continue if host and device trace hardly match or come from two processes", False, group=RARE
     )
-    allow_truncated: bool = option("continue where a trace is cut or device work missing", False, group=RARE)
+    allow_truncated: bool = option(
+        "continue if a trace was cut off or device work is missing", False, group=RARE
+    )
     allow_missing_ranks: bool = option("continue if traces of some ranks are missing", False, group=RARE)
     max_bytes: int = option("refuse a larger trace (uncompressed size)", MAX_BYTES, group=RARE)
 
@@ -123,7 +125,7 @@ class ConvertConfig:
         # A share I/N of the ranks may be empty, as with more tasks than ranks.
         if "/" not in self.ranks and not any(map(trace_sets.rank_choice(self.ranks), ranks)):
             raise TraceError(
-                f"--ranks {self.ranks}: nothing to convert: the traces are of ranks {list_ranks(ranks)}."
+                f"--ranks {self.ranks}: nothing to convert, as the traces are of ranks {list_ranks(ranks)}."
             )
         return sets
 

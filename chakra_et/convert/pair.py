@@ -119,7 +119,9 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
     give_back(len(graph))
     report = make_report(number, rank, graph, findings)
     if not report.conserved():
-        raise TraceError(f"{pair.device}: events were lost without a reason; please report this trace.")
+        raise TraceError(
+            f"{pair.device}: the conversion lost events without a reason; please report this trace."
+        )
     used = [item.group for item in rank.communication.items if not item.is_local]
     listed = [group for group in rank.communication.groups.values() if group.ranks]
     groups = {group_number(group): (group.name, group.description, group.ranks) for group in (*listed, *used)}

@@ -39,7 +39,8 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
     Kernels keep their durations, and whatever waited for the host starts earlier.
 
     ``measured_ns``: the cost per operator by the tracer's measurement. Nodes keep ``recorded_micros`` where
-    the duration changes; communication keeps ``recorded_start_micros``, from which waits follow.
+    the duration changes; communication keeps ``recorded_start_micros``, from which the waits of the ranks for
+    each other follow.
     """
     once = trace.column("segment") == 0
     operator, call = once & _of_kind(trace, *_ON_HOST[:2]), once & _of_kind(trace, b"runtime")

@@ -39,7 +39,8 @@ class RunOptions:
 
     ``workers``: number of processes; ``ranks``: convert only these ranks, and write no files of the run as a
     whole. ``keep``: keep files of an earlier conversion that are valid and newer than their traces.
-    ``skeletons``: as in ``chakra_et.ranks``. ``cluster``: as in ``ranks.cluster``.
+    ``skeletons``: whether to write them, see ``chakra_et.ranks``. ``cluster``: where ``jobs`` run, see
+    ``ranks.cluster``.
     """
 
     engine: Engine = "native"

@@ -146,7 +146,8 @@ def _check_times(result: SetResult, agree: bool) -> None:
         if one_clock or not agree or seconds > DAY_SECONDS:
             why = "" if agree else ", and their collectives differ"
             result.problems.append(
-                f"{named}{why}: they are not of one run; convert those of each run in a folder of its own."
+                f"{named}{why}: they are not of one run; convert the traces of each run in a folder of "
+                "its own."
             )
             return
         result.warnings.append(f"{named}: they are of two runs, or the clocks of their hosts differ.")

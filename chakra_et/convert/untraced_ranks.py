@@ -43,7 +43,9 @@ def add_untraced(paths: list[Path], run: RunFiles) -> list[str]:
         like, own = next(((like, own) for like, own in calls if own), (-1, []))
         theirs = _calls(full[like], like, found, groups) if own else []
         if not theirs:
-            raise TraceError(f"rank {rank} communicates like no rank with a trace: trace one of its stage")
+            raise TraceError(
+                f"rank {rank} communicates like no rank that has a trace: trace one rank of its stage, too"
+            )
         traces[rank] = _filled(full[like], theirs, own, found, groups)
         traces[rank].metadata |= {"rank": rank, "filled_from": like}
         like_of[like] += 1

@@ -70,7 +70,9 @@ def gpu(name: str) -> Gpu:
     known = {key.lower(): key for key in names()}
     short = re.sub(r"[\s_]", "", name).lower()
     if short not in known:
-        raise TraceError(f"GPU {name!r} is unknown: use {', '.join(names())}, or a file of a datasheet")
+        raise TraceError(
+            f"GPU {name!r} is unknown: use one of {', '.join(names())}, or a file of a datasheet"
+        )
     return read(known[short], _TABLE[known[short]])
 
 

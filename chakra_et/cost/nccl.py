@@ -221,7 +221,10 @@ def node(gpu: str, link: str) -> NcclNode:
 def between_nodes(
     kind: CollectiveType, size: float, per_node: int, nodes: int, of: NcclNode, outer: Dimension
 ) -> float:
-    """ns of a collective of ``size`` bytes among ``per_node`` GPUs of each of ``nodes``. Not measured."""
+    """ns of a collective of ``size`` bytes among ``per_node`` GPUs of each of ``nodes``. Not measured.
+
+    ``outer``: the network between nodes, as each GPU has it (bytes per second, ns).
+    """
     if kind is CollectiveType.BARRIER:
         kind, size = CollectiveType.ALL_REDUCE, 0
     ranks, tuning = per_node * nodes, networks.table()["tuning"]

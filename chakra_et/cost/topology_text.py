@@ -89,7 +89,7 @@ def _from_text(text: str, ranks: int | None) -> Topology:
         nodes, rest = divmod(total, read.per_node)
         if rest or not nodes:
             raise TraceError(
-                f"topology {text!r} has {read.per_node} GPUs per node: {total} ranks are no multiple"
+                f"topology {text!r} has {read.per_node} GPUs per node, and {total} ranks is not a multiple"
             )
     gpu = read.devices
     dimensions = [Dimension(read.per_node, gpu.bandwidth, gpu.latency_ns)] if read.per_node > 1 else []
@@ -237,7 +237,7 @@ def _planned(plan: Any, ranks: int, where: str) -> Topology:
         raise TraceError(f"{where} isn't a plan that can be read: write it with fasop plan --json") from None
     if (planned := per_node * nodes) != ranks:
         raise TraceError(
-            f"{where} is for {planned} GPUs, the set has {ranks} ranks: give the plan of this set"
+            f"{where} is for {planned} GPUs, and the set has {ranks} ranks: give the plan of this set"
         )
     if ranks < 2:
         raise TraceError(f"{where} is for one GPU: there is no network to simulate")

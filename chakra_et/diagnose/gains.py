@@ -99,7 +99,8 @@ def slow_ranks(run: Run, least: float) -> tuple[list[int], float]:
 def busy_time(run: Run) -> tuple[dict[str, float], float | None, float]:
     """Of a run as replayed, each rank from its first node to its end: the mean part of the ranks' time by
     ``breakdown.ACTIVITIES``; which part of all communication runs beside compute (None without any); and the
-    part of all ranks' time in which messages wait for a partner, as in a bubble, and nothing runs."""
+    part of all ranks' time in which messages wait for a partner, as in a bubble or for a slow stage, and
+    nothing runs."""
     graph, lasted = run.graph, run.end_ns - run.start_ns
     # For the last member of its operation, or for a partner that isn't in the files.
     without = np.minimum(graph.attribute("wait_micros", 0) * 1000, lasted)

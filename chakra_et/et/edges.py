@@ -17,7 +17,8 @@ SPARSE = 8
 class Edges:
     """All E dependencies, data before ctrl.
 
-    ``child``, ``parent`` int64[E]: rows, -1 if no node has the id; ``dependency`` uint64[E]: the file's id.
+    ``child`` int64[E]: rows; ``parent`` int64[E]: rows, -1 if no node has the id; ``dependency`` uint64[E]:
+    the id in the file.
     """
 
     child: np.ndarray

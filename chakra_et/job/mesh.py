@@ -115,6 +115,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Mesh:
+    """Where ranks lie: the tensor-parallel place changes fastest, the stage slowest, as in Megatron."""
+
     tp: int
     dp: int
     pp: int
@@ -261,8 +263,8 @@ class ScaledGroups:
     """The groups of a mesh of another size, numbered in the order of first use.
 
     ``apart``: of a mesh with one data-parallel place, the groups that every replica has for itself;
-    ``at_ends``: those of the first and the last stage. Raises ``TraceError`` where these don't tell the new
-    ones.
+    ``at_ends``: those of the first and the last stage. Raises ``TraceError`` where the captured groups don't
+    tell the new ones.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class PredictConfig(SizeFlags):
 
     name: str = run_names(default="")
     scale: tuple[str, ...] = option(
-        "nodes whose name matches last FACTOR times as long", (), metavar="PATTERN=FACTOR"
+        "nodes whose name matches take FACTOR times as long", (), metavar="PATTERN=FACTOR"
     )
     gpu_kernels: float | None = option(
         "all device kernels and copies take FACTOR times as long",
@@ -212,6 +212,7 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
 
 
 def lines(prediction: Prediction) -> list[str]:
+    """The prediction as text: a table with a row for each rank, and what was assumed."""
     rows = [
         ("rank", "measured ms", "replayed ms", "predicted ms", "±", "change", "bound before", "bound after")
     ]
@@ -222,7 +223,8 @@ def lines(prediction: Prediction) -> list[str]:
         rows.append((str(rank.rank), measured, *found, *bound))
     steps = len(prediction.ranks[0].steps)
     return [
-        f"{prediction.run.name}: mean step of {plural(steps, 'step')}; ± is one standard deviation",
+        f"{prediction.run.name}: step time per rank, mean of {plural(steps, 'step')}; ± is one standard "
+        "deviation",
         *text.table(rows, right=range(6)),
         *(f"note: {note}" for note in [*_about_steps(prediction.ranks), *prediction.notes]),
     ]

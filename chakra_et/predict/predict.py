@@ -41,6 +41,8 @@ class StepPrediction:
 class RankPrediction:
     """One rank: means over its steps, and one standard deviation of uncertainty, ns.
 
+    Means, as they are the time of all steps over their number: where the host runs ahead, the device's work
+    of all steps ends in the last one, and a median wouldn't show how it changes.
     ``uncertainty_ns`` is only what is known of it where ``scatter_is_known`` is False: how much steps differ
     doesn't show in one.
     ``bound_before`` and ``bound_after``: shares by kind along the path that decides when the rank ends; empty

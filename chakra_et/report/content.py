@@ -123,7 +123,8 @@ NOT_MEASURED = {
 def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
     """One dict for each rank, for the table of verdicts. Times in ns; None where a figure is not known.
 
-    ``reasons``: a sentence for each thing that is wrong; ``findings``: [kind, sentence, count] of converting.
+    ``reasons``: one sentence for each thing that is wrong; ``findings``: [kind, sentence, count] of the
+    conversion.
     """
     reports = _mapping(run.conversion.get("ranks"))
     rows = []

@@ -45,8 +45,9 @@ class ReportRun:
     part of a communication, at its start, in which it waited for other ranks. ``job``: the run as predictions
     take it; ``path``: its critical path where all ranks begin together. ``apart``: why the ranks can't be
     replayed together, so that ``job`` has each by itself. ``arrivals``: ``matching.last_members`` and starts
-    (int64[N], ns) where all begin together, so that nobody's late recording makes others wait. ``manifest``
-    and ``conversion``: the files of these names, {} for none. ``lacks``: what is missing.
+    (int64[N], ns) where all begin together, so that nobody's late recording makes others wait.
+    ``manifest`` and ``conversion``: the files of these names, {} where there are none. ``lacks``: one
+    sentence per thing that is missing.
     """
 
     job: Run

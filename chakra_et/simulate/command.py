@@ -89,7 +89,9 @@ def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[dict[str, An
     made = make_run(job.name, traces, list(job.files), job.groups)
     notes = [*job.notes, *made.notes]
     if any(not trace.start_micros.any() for trace in traces):
-        notes.append("the file has no start times to compare with: convert with --timestamps")
+        notes.append(
+            "the file has no start times, so there is nothing to compare with: convert with --timestamps"
+        )
     replays = {}
     for name in _SIMULATORS if config.semantics == "both" else [config.semantics]:
         try:

@@ -254,7 +254,10 @@ def _check_ranks(traces: Sequence[ExecutionTrace], ranks: Sequence[int]) -> None
     for rank, trace in zip(ranks, traces, strict=True) if len(traces) > 1 else ():
         held, world = trace.metadata_int("rank"), trace.metadata_int("world_size")
         if held is not None and held != rank:
-            raise TraceError(f"the file of rank {rank} holds rank {held}: give rank 0 as NAME.0.et and so on")
+            raise TraceError(
+                f"the file of rank {rank} holds rank {held}: give the files of one run, NAME.0.et for rank 0 "
+                "and so on"
+            )
         if world is not None and world > 0:
             worlds.setdefault(world, rank)
     if len(worlds) > 1:
@@ -283,7 +286,9 @@ def _edges(trace: ExecutionTrace, rank: int) -> tuple[np.ndarray, np.ndarray, np
     ids = trace.ids[order]
     twice = np.flatnonzero(ids[1:] == ids[:-1])
     if len(twice):
-        raise TraceError(f"rank {rank} has two nodes with id {ids[twice[0]]}: convert its trace again")
+        raise TraceError(
+            f"rank {rank} has two nodes with id {ids[twice[0]]}: ids must be unique, so convert it again"
+        )
     edges = edges_of(trace)
     absent = np.flatnonzero(edges.parent < 0)
     if len(absent):

@@ -38,7 +38,8 @@ class Setting:
     ``demand``, where the network was changed, of the K operations of matched communication, float64 ns: what
     each takes on a link that nothing else uses (see ``share``); its latency and calls, during which the link
     is free; and the least that the ranks themselves need. ``doubts``: by how much each node may last longer
-    for one cause (of ``own_ns``, of ``lasting_ns``), one standard deviation. ``notes``: what was assumed."""
+    for one cause (of ``own_ns``, of ``lasting_ns``), one standard deviation. ``notes``: what was assumed, one
+    sentence each."""
 
     graph: ReplayGraph
     own_ns: np.ndarray
@@ -119,7 +120,8 @@ class Run:
 
 
 def devices_of(manifest: Any) -> dict[int, str]:
-    """Rank → device by a capture's manifest: {} where it doesn't tell, as it only confirms the user."""
+    """Rank → device, as a capture's manifest tells it: {} where it doesn't, as it only confirms what the user
+    says."""
     try:
         return {int(each["rank"]): str(each["device"] or "") for each in manifest["ranks"]}
     except (ValueError, KeyError, TypeError):
@@ -220,7 +222,9 @@ def solve(run: Run, setting: Setting) -> NodeTimes:
         lasting = lasting.copy()
         lasting[matched] = needed[operation]
         start, end = schedule.run(setting.own_ns, lasting, run.release_ns)
-    raise TraceError(f"transfers that share links don't settle in {_ATTEMPTS} attempts: use --no-contention")
+    raise TraceError(
+        f"the transfers that share links don't settle in {_ATTEMPTS} attempts: predict with --no-contention"
+    )
 
 
 def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[int]]) -> np.ndarray:

@@ -22,7 +22,8 @@ _CALLED |= {"collective": "transfer", "p2p": "transfer"}
 
 
 def overhead_part(path: Mapping[str, int]) -> float:
-    """The part (0 to 1) of a critical path, µs by kind, in which nothing runs but overhead."""
+    """The part (0 to 1) of a critical path, µs by kind, in which no operator, call, kernel or communication
+    runs."""
     total = sum(path.values())
     return sum(path[kind] for kind in OVERHEAD) / total if total else 0.0
 

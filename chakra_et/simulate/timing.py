@@ -63,7 +63,9 @@ def timing(graph: ReplayGraph, matching: Matching) -> Timing:
         begins = np.minimum.reduceat(starts, graph.first[:-1])
         release = (begins - begins.min()).tolist()
         if max(release) > _LONGEST_SKEW_NS:
-            raise TraceError(f"the traces begin {max(release) / 1e9:.0f} s apart: give the files of one run")
+            raise TraceError(
+                f"the ranks' traces begin {max(release) / 1e9:.0f} s apart: give the files of one run"
+            )
         planned = any("planned_step_micros" in trace.metadata for trace in graph.traces)
         notes += [] if planned else _skew(graph, release, spread)  # a plan has no clocks
     if not matching.channels:

@@ -44,7 +44,7 @@ class Accumulate:
         notes = [f"{FLAG} {self.times}: {done} of {self.times} passes, reduced after the last pass alone"]
         if added:
             notes.append(
-                f"{FLAG}: {added:,} additions of gradients are assumed, at the rate of elementwise ones"
+                f"{FLAG}: {added:,} additions of gradients are assumed, at the rate of elementwise operators"
             )
         if on_device:
             notes.append(f"{FLAG}: kernels that add gradients of {plural(on_device, 'rank')} aren't counted")

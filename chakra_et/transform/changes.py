@@ -101,7 +101,8 @@ def with_transfers(run: Run) -> list[ExecutionTrace]:
 
 
 def with_sizes(trace: ExecutionTrace, sizes: Mapping[int, int], retime: Retime) -> ExecutionTrace:
-    """The trace whose communication (by row) has other ``sizes`` and their times, messages in proportion."""
+    """The trace whose communication (by row) has other ``sizes``, and takes the time of these by ``retime``;
+    messages take theirs in proportion to the bytes."""
     table, group = texts(trace, "pg_name")
     before, kinds = trace.column("comm_size"), trace.column("comm_type", -1)
     duration = trace.duration_micros.copy()

@@ -232,7 +232,8 @@ class BucketSize:
         for rank, of_rank in zip(ranks, sizes, strict=True):
             if of_rank != sizes[0]:
                 raise TraceError(
-                    f"--bucket-mb: rank {rank} has its gradients in another order than rank {ranks[0]}"
+                    f"--bucket-mb: gradients become ready in another order on rank {rank} than on rank "
+                    f"{ranks[0]}"
                 )
         before = sum(len(step.buckets) for step in steps) / len(steps)
         note = (

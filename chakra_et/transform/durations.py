@@ -144,7 +144,7 @@ def parse_scale(text: str) -> Scale:
         sign = ""
     if not sign or not pattern or not 0 <= value < math.inf:
         raise ValueError(
-            f"--scale {text!r}: write PATTERN=FACTOR, a factor from 0 on, as 'aten::mm|gemm'=0.5"
+            f"--scale {text!r}: write PATTERN=FACTOR with a factor of 0 or more, as in 'aten::mm|gemm'=0.5"
         )
     return Scale(pattern, value)
 

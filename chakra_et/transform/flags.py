@@ -34,7 +34,9 @@ class SizeFlags:
     )
     tp: int | None = option("tensor-parallel ranks: a multiple of those measured", None, group="distribution")
     pp: int | None = option("pipeline stages: a multiple of the measured ones", None, group="distribution")
-    mesh: str = option("the measured mesh (tp2,dp4,pp2), if groups don't show it", "", group="distribution")
+    mesh: str = option(
+        "the measured mesh (tp2,dp4,pp2), if the groups don't show it", "", group="distribution"
+    )
     network: str | None = option(
         "the run's network, if not fitted to it: 10Gbit/s,30us or a file of chakra-et measure-network",
         None,

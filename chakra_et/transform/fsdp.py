@@ -60,7 +60,9 @@ class Shard:
         traces = dict(zip(run.graph.ranks, with_transfers(run), strict=True))
         for rank, trace in traces.items():
             if (trace.column("stream", -1) >= 0).any():
-                raise TraceError(f"{FLAG}: rank {rank} ran on a GPU: only CPU ranks with gloo are known")
+                raise TraceError(
+                    f"{FLAG}: rank {rank} ran on a GPU: only CPU ranks are known, whose thread awaits gloo"
+                )
         backward = {rank: _backward(trace, rank) for rank, trace in traces.items()}
         operators = {rank: operators_of(trace, f"{where}.{rank}") for rank, trace in traces.items()}
         blocks = find_blocks(operators, where)
@@ -93,7 +95,8 @@ class Shard:
             f"step in place of {buckets:g} all-reduces of DDP; their times by the network that fits each "
             f"step's last all-reduce, which nothing runs beside: {times.model.describe()}; a reduce-scatter "
             "of gloo's takes what an all-reduce does",
-            f"{FLAG}: {int(assumed.sum()):,} operators of fully_shard are assumed, at elementwise rates",
+            f"{FLAG}: {int(assumed.sum()):,} operators of fully_shard are assumed, at the rate of "
+            "elementwise operators",
             f"{FLAG}: {nodes:,} operators of the optimizer work on pieces: {before / 1e3:,.3f} ms become "
             f"{after / 1e3:,.3f} ms",
         ]
@@ -110,7 +113,9 @@ def _backward(trace: ExecutionTrace, rank: int) -> list[Backward]:
     refuse_others(trace, rank, steps, np.arange(len(trace)), FLAG)
     bare = sum(not step.buckets for step in steps)
     if bare:
-        raise TraceError(f"{FLAG}: {bare} of {len(steps)} steps of rank {rank} all-reduce no gradients")
+        raise TraceError(
+            f"{FLAG}: {bare} of {len(steps)} steps of rank {rank} have no all-reduce of gradients"
+        )
     return steps
 
 
@@ -202,7 +207,7 @@ def find_units(operators: Operators, blocks: Blocks, step: Backward, where: str)
     passes = len(np.unique(blocks.group[on_cpu]))
     if passes != 2:
         raise TraceError(
-            f"{where}: a step has {passes} passes through its blocks, not a forward and a backward"
+            f"{where}: a step has {passes} passes through its blocks, not one forward and one backward"
         )
     end = step.finish if step.finish >= 0 else step.end
     held: list[list[ReadyGradient]] = [[] for _ in range(blocks.held + 1)]

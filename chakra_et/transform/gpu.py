@@ -137,8 +137,8 @@ def parse_gpu(text: str) -> OtherGpu:
 
 
 def _check_source(run: Run, of: gpus.Gpu, flag: str) -> list[str]:
-    """A note where the files don't confirm that the run is ``of`` this GPU. Raises ``TraceError`` for
-    another."""
+    """A note where the files don't confirm that the run is ``of`` this GPU. Raises ``TraceError`` where
+    they name another GPU."""
     source, names = of.name, gpus.names()
     for rank, trace in zip(run.graph.ranks, run.graph.traces, strict=True):
         name = str(trace.metadata.get("device_name") or run.devices.get(rank, ""))
@@ -235,8 +235,8 @@ def on_target(
 @dataclass(frozen=True)
 class Launchers:
     """The K kernels and copies of a run, ``nodes[K]``, ``kind[K]`` (index into ``CLASSES``), and the O
-    operators that launched them: ``of[K]`` int64, ``work``: O entries. Copies and kernels without one are
-    their own."""
+    operators that launched them: ``of[K]`` int64, ``work``: O entries. A memory copy, and a kernel without
+    operator, is its own."""
 
     nodes: np.ndarray
     kind: np.ndarray

@@ -56,7 +56,9 @@ class Network:
     def apply(self, run: Run, setting: Setting) -> Setting:
         found = find_communication(run)
         if not found:
-            raise TraceError("the network can't be changed: the files have no communication of known ranks")
+            raise TraceError(
+                "the network can't be changed: the files hold no communication between known ranks"
+            )
         # Without collectives a message counts as a broadcast between two ranks, α + nβ.
         messages = [replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None]
         samples = collective_samples(found) or collective_samples(messages)
@@ -90,7 +92,9 @@ class Network:
             payload = (replace(d, bandwidth=d.bandwidth * TCP_PAYLOAD) for d in topology.dimensions)
             topology = replace(topology, dimensions=tuple(payload), nccl=None)
             but = "" if self.present else "; no transfer gets faster without the run's: --bandwidth FROM:TO"
-            setting = setting.noting(f"gloo sends by TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload{but}")
+            setting = setting.noting(
+                f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload{but}"
+            )
         no_wire = Dimension(topology.ranks, float("inf"), 0.0)
         extra = Topology((no_wire,), fitted.reduce_bandwidth, fitted.call_ns)
         no_latency = tuple(replace(d, latency_ns=0.0) for d in topology.dimensions)
@@ -143,7 +147,8 @@ class Network:
 
 
 def read_network(text: str) -> NetworkModel:
-    """The network of a file of ``measure-network``, or as ``10 Gbit/s, 30 us``. Raises ``TraceError``."""
+    """The network of a file of ``chakra-et measure-network``, or of a line as ``10 Gbit/s, 30 us``. Raises
+    ``TraceError``."""
     if text.lower().endswith(".json") or os.path.isfile(text):
         return read_model(text)
     from chakra_et.cost.topology_text import read_topology

@@ -190,7 +190,8 @@ def filled(found: RankSet, folder: Path, mesh_text: str = "", seed: int = 0) -> 
     """The set with its missing ranks written into ``folder``, and a sentence about them.
 
     A missing rank is a copy of the nearest rank of its stage and tensor-parallel place, with its own groups
-    and peers, and compute times that vary as measured. Raises ``TraceError`` where there is none.
+    and peers, and with compute times that vary as measured. Raises ``TraceError`` where there is no such
+    rank.
     """
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
     mesh = find_mesh(found.run.name, found.groups, traces, found.world, mesh_text)

@@ -33,7 +33,8 @@ _INTO_NODES, _LAUNCH_NODES, _BACK_NODES = 11, 2, 6
 
 def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTraces:
     """The ranks with the reduction of gradients that one replica does without, each in a group of its own.
-    ``bucket_mb``: DDP's bucket_cap_mb, None for its default. Raises ``TraceError`` without gradients."""
+    ``bucket_mb``: DDP's bucket_cap_mb, None for its default. Raises ``TraceError`` where no gradients are
+    recognised."""
     limits = (FIRST_MIB, OTHERS_MIB) if bucket_mb is None else (bucket_mb, bucket_mb)
     groups = dict(ranks.groups)
     notes = []
@@ -61,7 +62,8 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
         put_in += sizes
     if found:
         notes.append(
-            f"{found:,} collectives of gradients of one process are those of the data-parallel group"
+            f"{found:,} collectives of gradients that one process had by itself are those of the "
+            "data-parallel group"
         )
     if put_in:
         notes.append(

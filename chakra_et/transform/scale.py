@@ -87,7 +87,9 @@ def scaled(run: Run, wanted: Scaling) -> Scaled:
         )
     notes: list[str] = []
     if unlisted:
-        notes.append(f"groups without listed members are taken for all ranks: {', '.join(sorted(unlisted))}")
+        notes.append(
+            f"groups without a list of members are taken for all ranks: {', '.join(sorted(unlisted))}"
+        )
     notes.append(f"the captured mesh is {old} (--mesh where it is another), the new one {new}")
     if times is not None and (new != old or wanted.layers or wanted.batch or wanted.seq or wanted.resize):
         notes.append(

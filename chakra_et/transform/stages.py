@@ -84,7 +84,7 @@ class _Splitter:
         self.operators, self.blocks, self.where = operators, blocks, where
         if blocks.held % parts:
             raise TraceError(
-                f"{where}: the {blocks.held} repeated blocks of its stage can't be cut into {parts}"
+                f"{where}: the {blocks.held} repeated blocks of its stage can't be cut into {parts} parts"
             )
         self.segments = segments_of(operators, blocks, where)
         self.main = int(operators.lane[self.segments[0].first])
@@ -214,7 +214,10 @@ def segments_of(operators: Operators, blocks: Blocks, where: str) -> list[Segmen
     rows = np.flatnonzero((blocks.group >= 0) & np.isin(operators.lane, list(operators.tops)))
     lanes = set(operators.lane[rows].tolist())
     if len(lanes) != 1:
-        raise TraceError(f"{where}: its passes run on {len(lanes)} threads: --pp needs those of one thread")
+        raise TraceError(
+            f"{where}: its passes run on {len(lanes)} threads: --pp needs forward and backward passes of "
+            "one thread"
+        )
     lane = lanes.pop()
     groups, begins = np.unique(blocks.group[rows], return_index=True)
     order = groups[np.argsort(begins)].tolist()

@@ -171,7 +171,9 @@ def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
             "dimensions (batch × sequence)"
         )
     if not any(len(shape) > 1 for shape in parameters):
-        raise TraceError(f"{where}: no parameters were recognised: no {GRADIENT} has a recorded shape")
+        raise TraceError(
+            f"{where}: the model's parameters weren't recognised: no {GRADIENT} has a recorded shape"
+        )
     batch, sequence = looked.most_common(1)[0][0]
     # (batch, heads, tokens, width), (batch, tokens, heads, width) or (tokens, batch, heads, width)
     heads = Counter(

@@ -26,7 +26,8 @@ class Draft:
     """New nodes by number. ``old``: the row that each is a copy of; ``copy``: which copy, in the order of the
     layers. ``lanes``: nodes in order. ``across``: dependencies (from, to) but for those along a lane: there a
     node follows the one before it if its row is ``chained``. Of single nodes, other bytes of communication
-    (``sizes``), the ``ends`` of a message (source, target, tag), and other parents (``above``: row, copy)."""
+    (``sizes``), the ``ends`` of a message (source, target, tag), and another parent, as (row, copy)
+    (``above``)."""
 
     trace: ExecutionTrace
     blocks: Blocks

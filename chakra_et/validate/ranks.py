@@ -25,7 +25,7 @@ def check_ranks(files: Mapping[int, File]) -> Iterator[RankFinding]:
         absent = [rank for rank in ranks if rank >= world]
         if absent:
             message = (
-                f"group {name[:40]!r} of the comm-group file has rank {absent[0]}, the run {world} ranks"
+                f"group {name[:40]!r} in the comm-group file lists rank {absent[0]} of a run of {world} ranks"
             )
             yield None, Finding("group-rank-absent", [], message)
     yield from _check_collectives(files)
@@ -38,7 +38,9 @@ def _check_world(files: Mapping[int, File], world: int) -> Iterator[RankFinding]
     missing = world - sum(rank < world for rank in files)
     if missing:
         first = next(rank for rank in range(world) if rank not in files)
-        message = f"{missing} of {world} ranks have no file, first rank {first}: convert it or name its file"
+        message = (
+            f"{missing} of {world} ranks have no file, the first is rank {first}: convert it or name its file"
+        )
         yield None, Finding("rank-missing", [], message)
     seen: dict[int, str] = {}
     for rank, file in files.items():

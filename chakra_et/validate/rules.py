@@ -27,7 +27,9 @@ LATEST_MICROS = 1 << 53
 def check_file(file: File) -> Iterator[Finding]:
     """All findings in one file."""
     if not file.trace.has_metadata:
-        yield Finding("metadata-missing", [], "the first message is a node: write GlobalMetadata before it")
+        yield Finding(
+            "metadata-missing", [], "the first message is a node: write a GlobalMetadata message before it"
+        )
     if not len(file.trace):
         yield Finding("no-nodes", [], "the file has no nodes: convert the trace again")
     for rule in (_ids, _dependencies, _order, _types, _kinds, _communication, _group_names, _times):
@@ -144,7 +146,7 @@ def _group_names(file: File) -> Iterator[Finding]:
     for name, ranks in groups.items():
         if not GROUP_ID.fullmatch(name) or len(set(ranks)) < len(ranks) or min(ranks, default=-1) < 0:
             message = (
-                f"group {name[:40]!r} in the comm-group file: use ids from 1 on, distinct ranks from 0 on"
+                f"group {name[:40]!r} in the comm-group file: use ids from 1 on and distinct ranks from 0 on"
             )
             yield Finding("group-file", [], message)
     for number in used:

@@ -59,7 +59,9 @@ class Communication:
 
     @memo
     def ring(self, group: Group, size: float, rings: int, reduces: bool) -> tuple[float, float]:
-        """Seconds until a ring collective begins and for its hops, and per byte, for sizes near ``size``."""
+        """Seconds until a ring collective begins and for its hops, and seconds per byte, for sizes near
+        ``size``.
+        """
         n = group_size(group)
         if n < 2:
             return 0.0, 0.0

@@ -160,7 +160,8 @@ def attention(model: Model, tp: int, mbs: int, options: Options) -> Work:
 
 
 def turned_numbers(model: Model, options: Options) -> tuple[int, int]:
-    """Numbers per token that transpositions and positions of queries, keys and values move, in each pass."""
+    """(forward, backward): numbers per token that transpositions and positions of queries, keys and values
+    move."""
     query, key, part = model.width, model.kv_width, model.rope
     if not options.fused:
         # No compiler fuses complex numbers: torchtitan casts queries and keys to fp32, turns them and casts
@@ -230,6 +231,8 @@ def _norm(model: Model, numbers: float, options: Options) -> tuple[list[Moved], 
 
 
 def _gradients(products: list[Matmul], frozen: bool = False) -> list[Matmul]:
-    """The products of each one's backward pass: for its input, and for its weights unless they are frozen."""
+    """The products of each one's backward pass: with respect to its input, and to its weights unless they
+    are frozen.
+    """
     of_inputs = [each._replace(n=each.k, k=each.n) for each in products]
     return of_inputs if frozen else of_inputs + [each._replace(m=each.k, k=each.m) for each in products]

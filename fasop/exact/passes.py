@@ -208,7 +208,9 @@ class Passes:
     def update(
         self, measured: np.ndarray | None, gpu: Gpu, held: Held, ep: int, replicas: int, total: Total
     ) -> np.ndarray:
-        """Seconds of the optimizer on a GPU: ``measured`` [unit], or computed; 0 for an unknown GPU."""
+        """Seconds of the optimizer over the parameters of a GPU: ``measured`` [unit], or computed; 0 where
+        the GPU is not known.
+        """
         if measured is not None:
             return total(measured) / (replicas if self.options.zero else 1)
         (size, of_experts), known = held, hardware(gpu.costs_of)

@@ -2,7 +2,8 @@
 
 A file has the columns of ``training_runs.csv`` (Megatron-Bridge, MLPerf, torchtitan), of MPT's own table, or
 of NeuSight's steps (``neusight_steps.csv``: backward passes of one GPU, whole steps of four). What a row
-leaves open is taken as its framework's default and noted; one that can't be expressed is a ``PlanError``.
+leaves open is taken as its framework's default and noted; a row that can't be expressed is a ``PlanError``
+with the reason.
 """
 
 from __future__ import annotations

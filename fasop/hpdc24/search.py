@@ -33,8 +33,8 @@ class Row:
     """One row of the tool's output: a candidate, and once that is partitioned, what it takes.
 
     stage_type, cap, reduce_bandwidth: of each stage; boundary, embedding: seconds, float32; plain, sharded:
-    whether it is out of memory without and with a sharded optimizer, the GiB reported, and those of each
-    stage.
+    whether it is out of memory without and with a sharded optimizer, the GiB that the tool reports, and those
+    of each stage.
     """
 
     cluster: Cluster

@@ -182,8 +182,9 @@ class Model:
 
     @property
     def flops_per_token(self) -> float:
-        """Forward and backward, without recomputation: 6 for each weight that a token is multiplied by, and
-        the products of attention over whole sequences (Chowdhery et al. 2022, "PaLM", appendix B).
+        """FLOPs of the model, forward and backward, without recomputation: 6 for each weight that a token is
+        multiplied by, and the products of attention over whole sequences (Chowdhery et al. 2022, "PaLM",
+        appendix B).
         """
         h, feed = self.hidden, (3 if self.gated else 2) * self.hidden * self.ffn_width
         layer = self.attention_weights + feed * (self.top_k if self.experts else 1) + h * self.experts

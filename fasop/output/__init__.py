@@ -1,1 +1,3 @@
-"""Plans in; tables and CSV (``report``), settings (``frameworks``) and Chakra traces (``traces``) out."""
+"""What users read and run. Plans go in; tables and CSV (``report``), settings of frameworks (``frameworks``)
+and Chakra execution traces (``traces``) come out.
+"""

@@ -227,6 +227,7 @@ def expected_error(found: dict[str, float | None]) -> str:
 
 
 def options_line(options: Options) -> str:
+    """How the job is run, in words."""
     zero = {0: "optimizer on every rank", 1: "optimizer sharded (ZeRO-1)"}
     some = f" of {options.recomputed:.0%} of the layers" * (options.recomputed < 1)
     words = [f"recomputation {options.recompute}{some}", f"{options.attention} attention"]

@@ -102,6 +102,7 @@ def uniform(
 
 
 def of_plan(plan: Plan) -> Layout:
+    """The layout of a plan: of each stage its layers, choices and replicas."""
     choices = [plan.choice(stage) for stage in range(plan.pp)]
     layout = _layout(plan.model, plan.cluster, plan.placement, plan.shape, plan.partition, choices)
     schedule: Schedule = "zero-bubble" if plan.weight_gradients else "1f1b"

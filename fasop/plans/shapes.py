@@ -193,6 +193,7 @@ def _seats(nodes: Sequence[str], of: list[int], g: int) -> tuple[Seats, ...]:
 
 
 def stage_seats(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[Seats, ...]:
+    """The seats of each stage of a placement."""
     return _seats(placement, node_of_each_gpu(cluster, placement), shape.group)[: shape.pp]
 
 

@@ -1,10 +1,10 @@
 """DeepSpeed's pipeline schedule: forwards and backwards alternate, messages one at a time.
 
 Every stage alternates between a forward and a backward. Before a forward it sends the last gradient and
-receives an activation, before a backward it receives a gradient and sends an activation, in this order
+receives an activation, before a backward it receives a gradient and sends the last activation, in this order
 (``deepspeed/runtime/pipe/schedule.py``, TrainSchedule). A sender goes on once the transport has taken the
-message over, a receiver waits for all of it. What exceeds the transport's buffer starts only when its
-receiver waits.
+message over, a receiver waits for all of it. What is larger than the transport's buffer starts only when its
+receiver waits for it.
 """
 
 from __future__ import annotations

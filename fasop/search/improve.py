@@ -205,7 +205,10 @@ class _Pool:
             going = going[self.seconds[going].argsort(kind="stable")][: (len(going) + 1) // 2]
 
     def move(self, going: np.ndarray, near: np.ndarray) -> np.ndarray:
-        """Move the assignments ``going`` to their best neighbours [assignment, neighbour, stage]."""
+        """Move the assignments ``going`` to their best neighbours, where these are faster; the ones moved.
+
+        ``near``: the neighbours of each, layers per stage [assignment, neighbour, stage].
+        """
         count, each, stages = near.shape
         which = self.which[going].repeat(each)
         candidates = Steps(self.tables, self.placements, which, near.reshape(-1, stages))

@@ -56,7 +56,9 @@ class Search(DynamicProgram):
     """The best assignment of one shape on one cluster."""
 
     def best(self, limit: float = INF) -> Assignment | None:
-        """The assignment with the smallest objective; None where none fits, or none is below ``limit``."""
+        """The assignment with the smallest objective; None where none fits into memory, or none is below
+        ``limit``.
+        """
         chosen = None
         for first in self._first_groups():
             limit, bound = self._lowest(first, limit)

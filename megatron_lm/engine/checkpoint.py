@@ -162,7 +162,8 @@ class Checkpoints:
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """(meta.json, each parameter: value, split_dim, moments, step). Raises ``CheckpointError``."""
+    """(meta.json, every parameter of the whole model: value, split_dim, moments and step). Raises
+    ``CheckpointError``."""
     try:
         meta = saved.read_meta(folder)
         swiglu = meta["size"]["swiglu"]

@@ -85,6 +85,8 @@ class Timers:
 
 
 class Log:
+    """The log of one rank."""
+
     def __init__(self, settings: Settings, timers: Timers | None) -> None:
         self.settings, self.timers = settings, timers
         self.rank = dist.get_rank()

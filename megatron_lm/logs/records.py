@@ -64,7 +64,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU line of ``slurm/node.sh``, in gpustat's format. Memory in MB; None: no value."""
+    """One GPU line of ``slurm/node.sh``, in gpustat's format. Memory in MB; None where the driver gives no
+    value.
+    """
 
     index: int
     name: str
@@ -157,6 +159,7 @@ def timers(data: bytes) -> Timers:
 
 
 def parse_iteration(line: str) -> Iteration | None:
+    """The iteration that a line of the log is about, None where it isn't such a line or is damaged."""
     match = ITERATION.fullmatch(line)
     if not match:
         return None

@@ -178,7 +178,9 @@ def _kind(event: Event) -> str:
 
 
 def read_events(run: Run, wanted: str) -> tuple[list[Event], dict[str, str]]:
-    """Events in the iterations of --iterations, and the run's settings. Raises ``RunError`` for none."""
+    """Events in the wanted iterations, as --iterations has them, and the run's settings. Raises ``RunError``
+    if there are none.
+    """
     outputs = [(node.name, node.read("out")) for node in run.nodes]
     timers = [(node, records.timers(data)) for node, data in outputs]
     wholes = (lists for _, of_node in timers for (_, name), lists in of_node.items() if name == WHOLE)

@@ -1,4 +1,5 @@
-"""What a run is asked to do: ``values`` holds settings, models and rules, ``conf`` reads and writes them.
+"""What a run is asked to do: ``values`` holds the settings, the models and the rules, and ``conf`` reads and
+writes them as text.
 
 Standard library only, because ``_00_conf.sh`` checks the settings on machines where nothing is installed yet.
 """

@@ -62,7 +62,7 @@ def test_a_measured_network_can_be_named(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_other_ranks_or_a_damaged_one_is_refused(plan: Path) -> None:
-    with pytest.raises(TraceError, match="is for 8 GPUs, the set has 4 ranks"):
+    with pytest.raises(TraceError, match="is for 8 GPUs, and the set has 4 ranks"):
         read_topology(str(plan), 4)
     loaded: dict[str, Any] = json.loads(plan.read_text())
     del loaded["plans"][0]["placement"]

@@ -126,7 +126,7 @@ def test_any_number_of_dimensions() -> None:
             "8xH100 NVLink, 8 nodes, 400 Gbit/s",
             "has 64 GPUs (8 × 8), but there are 32 ranks",
         ),
-        ("3xH100 NVLink, 400 Gbit/s", "has 3 GPUs per node: 32 ranks are no multiple"),
+        ("3xH100 NVLink, 400 Gbit/s", "has 3 GPUs per node, and 32 ranks is not a multiple"),
         ("8xH900, 4 nodes, 400 Gbit/s", "GPU 'H900' is unknown: use one of V100"),
         ("8xT4 NVLink, 4 nodes, 400 Gbit/s", "T4 has no link 'NVLink': use PCIe"),
         ("0xH100, 4 nodes, 400 Gbit/s", "must be at least 1"),

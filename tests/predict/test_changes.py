@@ -237,8 +237,8 @@ def test_a_model_survives_its_file(tmp_path) -> None:
         (RankAs(7), "the run has ranks 0"),
         (RankAs(0), "no other rank"),
         (Overlap(), "have no collectives"),
-        (OtherGpu("H100", "H1000"), "GPU 'H1000' is unknown: use P100, V100"),
-        (Network(1e9), "no communication of known ranks"),
+        (OtherGpu("H100", "H1000"), "GPU 'H1000' is unknown: use one of P100, V100"),
+        (Network(1e9), "no communication between known ranks"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message: str) -> None:

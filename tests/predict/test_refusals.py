@@ -115,7 +115,7 @@ def test_work_that_runs_over_the_end_of_its_step_counts() -> None:
     assert (rank.before_ns, rank.after_ns) == (70_000 / 3, 6_010_000 / 3)
     assert rank.median_ns("after_ns") == 2_000_000
     shown = "\n".join(lines(prediction))
-    assert "mean step of 3 steps" in shown and "+8485.7%" in shown
+    assert "mean of 3 steps" in shown and "+8485.7%" in shown
 
 
 def test_one_step_tells_nothing_of_how_steps_differ(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -125,7 +125,7 @@ def test_one_step_tells_nothing_of_how_steps_differ(tmp_path: Path, capsys: pyte
     et_file.write(tmp_path / "run.0.et", trace)
     assert main(["predict", str(tmp_path / "run"), "--scale", "mm=2"]) == 0
     shown = capsys.readouterr().out
-    assert "mean step of 1 step;" in shown and "  –  +50.0%" in shown and "± isn't known" in shown
+    assert "mean of 1 step;" in shown and "  –  +50.0%" in shown and "± isn't known" in shown
     assert main(["predict", str(tmp_path / "run"), "--scale", "mm=2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"][0]["uncertainty_us"] is None
 

@@ -125,7 +125,7 @@ def test_one_rank_becomes_several_that_reduce_gradients(
     said = capsys.readouterr().out
     assert "the time of a ring on this network: " in said and "{" not in said  # the notes have their figures
     wanted = (
-        "of one process are those"
+        "had by itself are those"
         if source == "ddp"
         else "all-reduces were put in, assuming buckets of 25 MiB (the first of 1;"
     )
@@ -181,7 +181,7 @@ def test_an_uneven_cut_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["fetch-example", "megatron-pp2-dp2", "-o", str(tmp_path)]) == 0
     name = str(tmp_path / "megatron-pp2-dp2" / "megatron_tiny_4gpu")
     assert main(["scale", name, "--pp", "4", "-o", str(tmp_path / "new" / "x")]) == 2
-    assert "the 3 repeated blocks of its stage can't be cut into 2" in capsys.readouterr().err
+    assert "the 3 repeated blocks of its stage can't be cut into 2 parts" in capsys.readouterr().err
     assert not list(tmp_path.glob("new/*"))
 
 

@@ -45,7 +45,7 @@ def send_nowhere(run: dict[int, ExecutionTrace]) -> None:
 
 RUN: list[tuple[str, Callable[[dict[int, ExecutionTrace]], object], int | None, str]] = [
     ("rank-missing", lambda run: [trace.metadata.update(world_size=3) for trace in run.values()], None,
-     "1 of 3 ranks have no file, first rank 2"),
+     "1 of 3 ranks have no file, the first is rank 2"),
     ("rank-twice", lambda run: run[1].metadata.update(rank=0), 1, "holds rank 0, and so does NAME.0.et"),
     ("rank-name", lambda run: (run[0].metadata.update(rank=1), run[1].metadata.pop("rank")), 0,
      "rank 1 by its metadata"),

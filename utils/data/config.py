@@ -1,4 +1,5 @@
-"""Of all data modules: flags, error, logging on rank 0, and whether the Hugging Face hub answers."""
+"""Shared by the data modules: their flags and error, logging on rank 0, and whether the Hugging Face hub
+answers."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class DataConfig:
     dataset: str = option("squad (hub cache or hub), sample (in data/) or a SQuAD JSON file", "squad")
     tokenizer: str | None = option("tokenizer.json or its folder (default: the first one found)", None)
     max_seq_length: int | None = option(
-        "tokens of the longest sample (default: the model's; CPU: 128)", None, least=8
+        "longest sample, tokens (default: the model's; on CPUs 128)", None, least=8
     )
     padding: Literal["longest", "max"] = option(
         "pad to a batch's longest sample, or all to --max-seq-length: every step has the same shapes",

@@ -43,8 +43,12 @@ class TrainConfig(TraceConfig, DataConfig):
     warmup_steps: int = option("steps of linear warm-up; the rate then decays linearly to 0", 100, least=0)
     max_grad_norm: float = option("clip the gradient to this norm (0: no clipping)", 1.0, least=0)
     num_epochs: int = option("passes over the training data", 3, least=1)
-    max_steps: int | None = option("optimizer steps, in place of --num-epochs (0: use that)", None, least=0)
-    num_gpus: int | None = option("fail unless as many processes were launched (default: any)", None, least=1)
+    max_steps: int | None = option(
+        "optimizer steps, in place of --num-epochs (0: use --num-epochs)", None, least=0
+    )
+    num_gpus: int | None = option(
+        "fail unless this many processes were launched (default: any number)", None, least=1
+    )
     seed: int = option("seed of initial weights, data order, masks and dropout", 42, least=0, most=2**64 - 1)
     bf16: bool = option("compute in bfloat16 where that is safe (autocast)", False)
     gradient_checkpointing: bool = option("compute activations again instead of keeping them", False)
@@ -53,7 +57,9 @@ class TrainConfig(TraceConfig, DataConfig):
     logging_steps: int = option("log every N steps", 10, least=1)
     eval_steps: int = option("evaluate every N steps and at the end (0: at the end only)", 1000, least=0)
     skip_eval: bool = option("never evaluate; best_model is then the final model", False)
-    save_steps: int = option("save a checkpoint every N steps and at the end (0: best only)", 1000, least=0)
+    save_steps: int = option(
+        "save a checkpoint every N steps and at the end (0: best_model only)", 1000, least=0
+    )
     save_dir: str = option("folder of the checkpoints", "checkpoints")
     resume_from_checkpoint: str | None = option("checkpoint folder, or 'latest' in --save-dir", None)
     report_to: Literal["tensorboard", "wandb", "none"] = option("where metrics go besides the log", "none")
@@ -83,7 +89,9 @@ class TrainConfig(TraceConfig, DataConfig):
             raise ValueError(f"tracing needs {needed} steps ({flags}), but the run has {steps} ({origin})")
 
     def save(self, flag: str, path: Path) -> None:
-        """Write all options as JSON. Raises OSError if the folder, that of ``flag``, can't be written."""
+        """Write all options as JSON, atomically. Raises OSError if the folder, that of ``flag``, can't be
+        written.
+        """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, dataclasses.asdict(self))

@@ -135,7 +135,8 @@ def _inherited(values: np.ndarray, parent: np.ndarray, missing: int) -> np.ndarr
 
 
 def find_work(rank: LinkedRank, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int64[rows]: operations and bytes of kernels, copies and memsets, or 0; ``parent``: the hierarchy's.
+    """int64[rows]: operations and bytes of each kernel, copy and memset, 0 if not known; ``parent`` is the
+    hierarchy's.
 
     The kernels of one operator share its work, see ``divided``.
     """
