@@ -15,6 +15,7 @@ that is there already is kept if its sha256 is right. The exit status is 1 if a 
 
 from __future__ import annotations
 
+import csv
 import fnmatch
 import hashlib
 import sys
@@ -37,7 +38,10 @@ MAX_BYTES = 64 << 20
 
 
 class Trace(NamedTuple):
-    """``name``: the file's path here; ``source``: OWNER/REPOSITORY/COMMIT/FOLDER; ``path``: in it."""
+    """A row of ``public_traces.csv``.
+
+    ``name``: the file's path here; ``source``: OWNER/REPOSITORY/COMMIT/FOLDER; ``path``: in it.
+    """
 
     name: str
     source: str
@@ -45,54 +49,8 @@ class Trace(NamedTuple):
     sha256: str
 
 
-HTA = "facebookresearch/HolisticTraceAnalysis/f4d0062/tests/data"
-# Name, path and sha256 of each file of a source.
-SOURCES = {
-    HTA: """
-        a100_alexnet_cuda_sync.json.gz critical_path/alexnet/benchmark_result_2869224_1695835535_trace.json.gz
-            b9febb1abc8cc729a2890fb6a4171de9867ba72c944437ee046067e7c89912dc
-        a100_nccl_rank0.json.gz nccl_parser_config/nccl_data.json.gz
-            c1cf9c575fdcd7bdc6326ceab834f94b351f81ae55577a7471aa9e328fb8b58e
-        sampled_rank0_of_128.json.gz trace_filter/sampled_rank-0.json.gz
-            71b98c30a2751cc56d9bf78f8fb76467acd56e0be6a1f0da23c600941d29aafd
-        mi250_minitoy.json.gz amd_trace/mi250_minitoy_train_ROCm6_2_kineto.json.gz
-            39fdab670f9e80a05ccc6d0d07611b3aeba1092fa10681d8dd08cea48d0488b5
-    """,
-    "facebookresearch/param/1e115ff/et_replay/tests/inputs": """
-        linear_2080ti/linear_device.json.gz linear_kineto.json.gz
-            c2c4a2661c767ca22e89f18c945b7ba9aeb9d050b2e48f9adfbb2c45a59a9d42
-        linear_2080ti/linear_host.json.gz linear_et.json.gz
-            efdcec34fd5fc6ab424816b850f34764deebbe0ba032da2e2635ca5f615193b8
-    """,
-    "AMD-AGI/TraceLens/171dd747/tests/traces": """
-        b200_eager_rank0.json.gz b200/eager_trace.json.gz
-            7f5e9c9dc4ba71371fde1d947204134575b05d7a614986f249fa8142663c7ca2
-        vllm_decode_full/graph_capture_rank_0.json.gz
-            inference/vllm_decode_full/capture_traces/graph_capture_rank_0.1773709742341309550.pt.trace.json.gz
-            1324913759fbb1a80c9b9b7bb6fb2c8c3e8cbf0443af4d9a5abf03c94ae82961
-        pairs/h100_bert-small-uncased.json.gz h100/gaunernst_bert-small-uncased__1016001.json.gz
-            309220b5130afa8bc5151252fb1fc3fc9fe6cdc099a07854c0c157e03abb4233
-        pairs/mi300_bert-small-uncased.json.gz mi300/gaunernst_bert-small-uncased__1016001.json.gz
-            32f123ef8a3d14c8352b43bd540fe42b4a9e07225700af5e261e29b4de9e6f8c
-        pairs/h100_owlv2-large-patch14-ensemble.json.gz
-            h100/google_owlv2-large-patch14-ensemble__1016001.json.gz
-            959efc7b235d78c5a22ad94c689175a4f5a4c1592edd5e2df6dafdd9098d5a10
-        pairs/mi300_owlv2-large-patch14-ensemble.json.gz
-            mi300/google_owlv2-large-patch14-ensemble__1016001.json.gz
-            17e915071698f3cbec631179a7b31456fffb98a28b68340fc09e09687e5c7714
-        pairs/h100_timesformer-base-finetuned-k400.json.gz
-            h100/facebook_timesformer-base-finetuned-k400__1016002.json.gz
-            c2d1d7fea329b45adf2d065875c817e02cbc19ed6c7d19eef3fd5e3364112e87
-        pairs/mi300_timesformer-base-finetuned-k400.json.gz
-            mi300/facebook_timesformer-base-finetuned-k400__1016002.json.gz
-            cddbdd83d4e6078430d6e5f94c520a00371abf299d25a726799fae665302a55d
-    """,
-}
-TRACES = tuple(
-    Trace(name, source, path, sha256)
-    for source, words in ((source, text.split()) for source, text in SOURCES.items())
-    for name, path, sha256 in zip(words[::3], words[1::3], words[2::3], strict=True)
-)
+with Path(__file__).with_suffix(".csv").open(newline="", encoding="utf-8") as _file:
+    TRACES = tuple(Trace(**row) for row in csv.DictReader(_file))
 
 
 @dataclass

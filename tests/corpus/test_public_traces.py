@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from scripts.public_traces import HTA, TRACES, Config, Trace, download
+from scripts.public_traces import TRACES, Config, Trace, download
 from tests.shared import shared_path
 
 CONTENT = b"a trace"
-TRACE = Trace("sets/a.json.gz", HTA, "some/a.json.gz", hashlib.sha256(CONTENT).hexdigest())
+SOURCE = "owner/repository/0123abc/folder"
+TRACE = Trace("sets/a.json.gz", SOURCE, "some/a.json.gz", hashlib.sha256(CONTENT).hexdigest())
 
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Path:
-    path = tmp_path / "mirror" / HTA / TRACE.path
+    path = tmp_path / "mirror" / SOURCE / TRACE.path
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
     return path
