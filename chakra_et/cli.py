@@ -63,9 +63,9 @@ def skeletons() -> Any:
     return option(text, "auto")
 
 
-def cluster(tasks: str = "ranks") -> Any:
+def cluster(tasks: str = "each rank") -> Any:
     """The field of commands that give a cluster ``tasks``."""
-    text = f"{tasks} are tasks on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler"
+    text = f"work on {tasks} as a task of a Dask cluster: local, slurm, or a scheduler's tcp://HOST:PORT"
     return option(text, "", metavar="WHERE")
 
 

@@ -33,11 +33,11 @@ complete -o default -F _chakra_et chakra-et
 
 @dataclass
 class CompletionConfig:
-    shell: Literal["bash", "zsh"] = cli.option("the shell to write for", positional=True)
+    shell: Literal["bash", "zsh"] = cli.option("bash or zsh", positional=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    about = "Print the completion of chakra-et for a shell."
+    about = "Print a script by which a shell completes commands and flags of chakra-et."
     shell = cli.parse(CompletionConfig, argv, description=about).shell
     from chakra_et.__main__ import COMMANDS
 

@@ -43,7 +43,10 @@ class AstraConfig:
         "a log of ASTRA-sim to compare with the folder's expected.json", None, metavar="LOG"
     )
     max_error: float | None = option(
-        "with --check: exit with 1 if a rank's time is off by more", None, metavar="PERCENT", least=0
+        "with --check: exit with 1 if a rank's time is off by more than this",
+        None,
+        metavar="PERCENT",
+        least=0,
     )
 
     def __post_init__(self) -> None:

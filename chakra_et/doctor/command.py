@@ -34,7 +34,7 @@ EXTRA: dict[str, Callable[[Path, bool], Iterator[Line]]] = {}
 
 @dataclass
 class DoctorConfig:
-    part: tuple[str, ...] = cli.option("parts to run (default: all)", ())
+    part: tuple[str, ...] = cli.option(f"parts to run: {', '.join(PARTS)} (default: all)", ())
     output: str = cli.option("folder of the results", "doctor", short="-o")
     again: bool = cli.option("also run parts that are done", False)
     cpu: bool = cli.option("run on the CPU although there is a GPU", False)
@@ -47,7 +47,7 @@ class DoctorConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts that are asked for and not done; returns the exit status."""
-    config = cli.parse(DoctorConfig, argv, description="Check this project on this machine.")
+    config = cli.parse(DoctorConfig, argv, description="Check capture and prediction on this machine.")
     if config.cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # also of the programs that are started
     machine = this_machine()

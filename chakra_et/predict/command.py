@@ -45,7 +45,9 @@ class PredictConfig(SizeFlags):
 
     name: str = run_names(default="")
     scale: tuple[str, ...] = option(
-        "nodes whose name matches take FACTOR times as long", (), metavar="PATTERN=FACTOR"
+        "nodes whose name has the regular expression PATTERN in it take FACTOR times as long",
+        (),
+        metavar="PATTERN=FACTOR",
     )
     gpu_kernels: float | None = option(
         "all device kernels and copies take FACTOR times as long",
@@ -88,7 +90,7 @@ class PredictConfig(SizeFlags):
         (),
         metavar="FLAG=VALUES",
     )
-    cluster: str = cluster("predictions of a sweep")
+    cluster: str = cluster("each combination of --sweep")
     output: str | None = option("write the predicted run as OUTPUT.RANK.et", None, short="-o")
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()

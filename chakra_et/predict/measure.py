@@ -30,8 +30,8 @@ _POWERS = 10, 34
 class MeasureConfig:
     backend: Literal["gloo", "nccl"] = option("backend of torch.distributed", "gloo")
     output: str = option("JSON file to write", "network.json", short="-o")
-    largest: int = option("largest size, as a power of 2 of bytes", 25, least=_POWERS[0], most=_POWERS[1])
-    repeats: int = option("measurements of each, of which the median counts", 7, least=1)
+    largest: int = option("the largest message has 2^N bytes", 25, least=_POWERS[0], most=_POWERS[1])
+    repeats: int = option("measurements of each size, of which the median counts", 7, least=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

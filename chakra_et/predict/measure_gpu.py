@@ -40,8 +40,8 @@ class MeasureGpuConfig:
     output: str = option("JSON file to write", "gpu.json", short="-o")
     device: str = option("PyTorch device; cpu only to try the command", "cuda")
     shapes: int = option("shapes per data type", 100, least=1)
-    largest: float = option("operations of the largest product", 4e12, least=1e6)
-    repeats: int = option("measurements of each", 6, least=1)
+    largest: float = option("floating-point operations of the largest product", 4e12, least=1e6)
+    repeats: int = option("measurements of each shape", 6, least=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

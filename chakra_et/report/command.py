@@ -37,7 +37,7 @@ class ReportConfig:
     allow_missing_ranks: bool = cli.allow_missing_ranks()
     skeletons: Skeletons = cli.skeletons()
     cluster: str = cli.cluster()
-    xlsx: str | None = cli.option("also write the tables to this workbook", None, metavar="FILE")
+    xlsx: str | None = cli.option("also write the tables to this Excel workbook", None, metavar="FILE")
     json: bool = cli.option("print what the page's tables show, as JSON", False)
 
 

@@ -48,35 +48,45 @@ class Config:
         "auto: modern where a model has no measured costs on these GPUs",
         "auto",
     )
-    recompute: Literal[Recompute, "auto"] = exact_flag("activations computed again; auto: fastest", "none")
-    recomputed: float = exact_flag("share of the layers for --recompute full", 1.0, least=0, most=1)
+    recompute: Literal[Recompute, "auto"] = exact_flag(
+        "activations that the backward pass computes again; auto: whichever is fastest", "none"
+    )
+    recomputed: float = exact_flag("share of the layers that --recompute full is for", 1.0, least=0, most=1)
     zero: Literal[0, 1, 2, 3] = cli.option("1 shards optimizer states, 2 also gradients, 3 parameters", 0)
     overlap: bool = exact_flag("reduce gradients during the last backward pass", False)
-    sequence_parallel: bool = exact_flag("split activations by tokens between tensor-parallel parts", False)
+    sequence_parallel: bool = exact_flag("split activations by tokens between tensor-parallel ranks", False)
     attention: Attention = exact_flag("flash: fused, no scores stored; flash2: FlashAttention-2", "unfused")
-    precision: Numbers = exact_flag("mixed, bf16: fp32 master weights; fp8 to nvfp4: of products", "mixed")
+    precision: Numbers = exact_flag(
+        "mixed, bf16: 16 bits with fp32 master weights; fp8 to nvfp4: the same, but products in this",
+        "mixed",
+    )
     cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1, least=1)
-    cp_comm: CpComm = exact_flag("these exchange keys and values in a ring, or heads all-to-all", "ring")
+    cp_comm: CpComm = exact_flag("exchange keys and values in a ring (p2p) or heads all-to-all (a2a)", "ring")
     fsdp: bool = exact_flag("shard parameters and overlap communication: --zero 3 --overlap", False)
     hsdp: int = exact_flag("--fsdp within groups of N GPUs; each group holds all parameters", 0, least=0)
     offload: bool = exact_flag("keep and update optimizer states on the host", False)
     cuda_graphs: CudaGraphs = exact_flag(
-        "attention, layer: a CUDA graph for its pass; full, or the flag alone: one for the whole step",
+        "attention, layer: a CUDA graph for each pass of it; full, or the flag alone: one for the whole step",
         "none",
         bare="full",
     )
     unfused: tuple[str, ...] = exact_flag(
-        "not fused, a kernel for each operation: norm, loss", (), choices=get_args(Unfused), metavar="PART"
+        "run these with a kernel for each operation, not fused: norm, loss",
+        (),
+        choices=get_args(Unfused),
+        metavar="PART",
     )
     engine: Literal["megatron", "torchtitan", "deepspeed"] = exact_flag("what runs the plan", "megatron")
     interleave: bool = exact_flag("also try several chunks of layers per stage", False)
     schedule: Literal["1f1b", "zero-bubble"] = exact_flag("zero-bubble: where it makes a plan faster", "1f1b")
-    per_stage: bool = exact_flag("each stage has its own tp, micro-batches and recomputation", False)
+    per_stage: bool = exact_flag("each stage may have its own tp, micro-batches and recomputation", False)
     idle: bool = cli.option("leave nodes idle where that is faster or cheaper", True)
     global_batch: int | None = cli.option("sequences per step (default: the model's)", None, least=1)
     seq: int | None = cli.option("tokens per sequence (default: the model's)", None, least=1)
     tokens: str = cli.option("tokens of the training whose cost is shown, as 300B or 2T", "1T")
-    iterations: int | None = cli.option("its steps, in place of --tokens (hpdc24: 12,500,000)", None, least=1)
+    iterations: int | None = cli.option(
+        "steps of that training, in place of --tokens (hpdc24: 12,500,000)", None, least=1
+    )
     models_file: str = cli.option("YAML file of models, in the form of data/models.json", "")
     costs: tuple[str, ...] = cli.option("cost files of 'profile', used before the published ones", ())
     time_limit: float = exact_flag(
@@ -147,7 +157,7 @@ class Config:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(Config, argv)
+    config = cli.parse(Config, argv, description="Search for the best plans of a model on a cluster.")
     if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
         raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
     plans, rows, clusters = found(config)
