@@ -7,28 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from chakra_et import cli
 from chakra_et.cli import spellings
-
-_BASH = """_chakra_et() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} words=
-    if [ "$COMP_CWORD" = 1 ]; then
-        words="{commands} --help --version"
-    else
-        case "$command ${{COMP_WORDS[COMP_CWORD - 1]}}" in
-{choices}
-        esac
-        case "$command $word" in
-{flags}
-        esac
-    fi
-    COMPREPLY=()
-    while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -W "$words" -- "$word")
-}}
-complete -o default -F _chakra_et chakra-et
-"""
 
 
 @dataclass
@@ -51,6 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             for word in (spellings(each) or [name]) if values else ():
                 choices.append(f'            "{name} {word}") words="{values}" ;;')
     print("autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh"), end="")
-    commands = " ".join(COMMANDS)
-    print(_BASH.format(commands=commands, choices="\n".join(choices), flags="\n".join(offered)), end="")
+    script = Path(__file__).with_suffix(".bash").read_text(encoding="utf-8")
+    for place, words in (
+        ("COMMANDS", " ".join(COMMANDS)),
+        ("CHOICES", "\n".join(choices)),
+        ("FLAGS", "\n".join(offered)),
+    ):
+        script = script.replace(f"@{place}@", words)
+    print(script, end="")
     return 0

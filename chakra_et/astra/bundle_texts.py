@@ -62,41 +62,12 @@ def system_json(topology: Topology, roofline: bool) -> dict[str, Any]:
 
 MEMORY = {"memory-type": "NO_MEMORY_EXPANSION"}
 
-_RUN = """\
-#!/usr/bin/env bash
-# Run the simulation and count the ranks that finished: ASTRA-sim's exit status does not show it.
-#   ./run.sh [@BINARY@]     or ASTRA_SIM=/path/to/the/binary ./run.sh
-set -u
-binary=${1:-${ASTRA_SIM:-@BINARY@}}
-if ! binary=$(command -v "$binary"); then
-  echo "error: no ASTRA-sim: give the path of @BINARY@" >&2
-  exit 2
-fi
-binary=$(realpath "$binary")
-cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")" || exit 2
-"$binary" \\
-  --workload-configuration=./@NAME@ \\
-  --comm-group-configuration=./@NAME@_comm_groups.json \\
-  --system-configuration=./system.json \\
-  --remote-memory-configuration=./memory.json \\
-  --network-configuration=./network.yml \\
-  --num-queues-per-dim=1 \\
-  --comm-scale=1 \\
-  --injection-scale=1 \\
-  --rendezvous-protocol=true \\
-  >astra.log 2>&1
-status=$?
-finished=$(grep -Eo 'sys\\[[0-9]+\\] finished' astra.log | sort -u | wc -l)
-echo "$finished of @RANKS@ ranks finished (ASTRA-sim's exit status: $status); the log is astra.log"
-[ "$finished" -eq @RANKS@ ]
-"""
-
 
 def write_script(folder: Path, name: str, ranks: int) -> None:
     """Write ``run.sh``."""
     words = {"NAME": name, "RANKS": str(ranks), "BINARY": "AstraSim_Analytical_Congestion_Unaware"}
     path = folder / "run.sh"
-    write_text(path, re.sub(r"@(\w+)@", lambda found: words[found[1]], _RUN))
+    write_text(path, re.sub(r"@(\w+)@", lambda found: words[found[1]], _template("run.sh")))
     path.chmod(0o755)
 
 
@@ -135,47 +106,22 @@ def readme(
     )
     done = "".join(f"- {line}.\n" for line in changed) or "- Nothing was changed.\n"
     further = "".join(f"- {line}.\n" for line in notes)
-    return f"""# {name} on {topology.name or "a network"}, for ASTRA-sim
+    return _template("README.md").format(
+        name=name,
+        last=ranks - 1,
+        network=topology.name or "a network",
+        span=span,
+        dimensions="\n".join(rows),
+        kept=_KEPT[keep],
+        compute=_ROOFLINE if roofline else _RECORDED,
+        splits=DATASET_SPLITS,
+        handshake_bytes=HANDSHAKE_BYTES,
+        handshakes=handshakes,
+        done=done,
+        further=further,
+        read_at=READ_AT,
+    )
 
-Run it: `./run.sh /path/to/AstraSim_Analytical_Congestion_Unaware`, then compare:
-`chakra-et astra . --check astra.log`. {span}
 
-| file | what |
-|---|---|
-| `{name}.0.et` … `{name}.{ranks - 1}.et` | the nodes of each rank |
-| `{name}_comm_groups.json` | group number → ranks; ASTRA-sim needs it |
-| `network.yml`, `system.json` | the network, and the algorithms of collectives |
-| `memory.json` | there is no remote memory |
-| `run.sh` | runs ASTRA-sim and counts the ranks that finished |
-| `expected.json` | measured and expected time of each rank, µs |
-
-## The network
-| dimension | ranks | kind | bandwidth per rank and direction | latency of a message |
-|---|---|---|---|---|
-{chr(10).join(rows)}
-
-`network.yml` has GiB/s, as ASTRA-sim counts (a decimal figure there would be 7.4% too fast), and the latency
-of one hop: a message through a Switch makes two. ASTRA-sim's cycles are ns.
-
-## What is modelled
-- {_KEPT[keep]}
-- {_ROOFLINE if roofline else _RECORDED}
-- All-reduce, all-gather and reduce-scatter of all ranks run as rings, dimension by dimension.
-- Those of fewer ranks run as one ring over the group, all-to-all as an exchange.
-- A broadcast lasts as recorded and waits for nobody.
-- Links carry their traffic without contention: the congestion-aware network has one dimension only.
-- A collective is not cut into chunks (`preferred-dataset-splits` {DATASET_SPLITS}).
-- A message is sent when its receiver is ready, as by NCCL and gloo (`--rendezvous-protocol=true`).
-  To say so, the receiver sends {HANDSHAKE_BYTES:,} bytes: {handshakes}. ASTRA-sim does it for
-  every message of a collective, too; `expected.json` has it.
-- All ranks start together.
-- `expected.json` has the members of a collective end together. In ASTRA-sim a rank that waited may end
-  earlier, by a few handshakes.
-
-## What was changed
-{done}
-## Notes
-{further}- "critical" lines about the extraction of overlap are harmless.
-- ASTRA-sim's exit status is 0 when nothing finished, and can differ from 0 when all did: `run.sh` counts.
-- The formats follow the sources of {READ_AT}.
-"""
+def _template(name: str) -> str:
+    return (Path(__file__).with_name("templates") / name).read_text(encoding="utf-8")
