@@ -297,8 +297,10 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
         models = [layout.model.name.replace("3.1", "3") for _, layout in pairs]
         gpus = [layout.cluster.gpus[0].name for _, layout in pairs]
         print("\n".join(text.table(by_name("model", models, errors), right=set(range(1, 5)))))
-        by_gpu = left_out(pairs, near, gpus, weights)
-        print("\n".join(text.table(by_name("GPU", gpus, by_gpu), right=set(range(1, 5)))))
+        systems = [f"{run.group.split(',')[0]} on {gpu}" for (run, _), gpu in zip(pairs, gpus, strict=True)]
+        for label, names in (("GPU", gpus), ("GPU of one software", systems)):
+            without = left_out(pairs, near, names, weights)
+            print("\n".join(text.table(by_name(label, names, without), right=set(range(1, 5)))))
     print(f"vTrain, {ranking(learned, by_layers)}\nby constants alone: {ranking(pairs, errors)}")
     parts = []  # of a GPU's memory that runs of training_runs.csv are predicted to need
     for run, layout in pairs:

@@ -107,12 +107,12 @@ def _check(entry: Mapping[str, Any]) -> None:
 
 def by_driver(text: str) -> str | None:
     """The GPU of the table that a driver's name means, as "NVIDIA A100-SXM4-80GB": not A10 for A100, nor B200
-    for GB200. None for none.
+    for GB200, in any case. None for none.
     """
     found = []
     for name, entry in _TABLE.items():
         words = entry.get("called") or re.sub(r"(?<=[A-Z])(?=\d)", r"\\s?", name)
-        if match := re.search(rf"(?<![A-Za-z0-9]){words}(?![A-Za-z0-9])", text):
+        if match := re.search(rf"(?<![A-Za-z0-9]){words}(?![A-Za-z0-9])", text, re.IGNORECASE):
             found.append((match.end() - match.start(), name))
     return max(found)[1] if found else None
 

@@ -80,7 +80,7 @@ def _show(as_json: bool, done: list[Done]) -> int:
         layout, gpus = given.layout, working_gpus(given.layout.stages)
         lines += ["", *_stages(given, found), ""]
         lines.append(f"It trains {speed(layout.model, layout.cluster, gpus, found.step)}.")
-        lines.append(f"It runs with {options_line(given.options)}.")
+        lines.append(f"It runs with {options_line(given.options, layout)}.")
         lines.append(expected_error(errors(layout.cluster, set(gpus), layout.model, given.options)))
     counts = Counter(note for _, one in done for note in one.notes)
     notes = [f"note: {f'{count} of {len(done)}: ' * (len(done) > 1)}{note}" for note, count in counts.items()]

@@ -34,6 +34,8 @@ SOFTMAX = {
     "eager": ((2, 2, 2, 2.25), (2.25, 3, 3, 2, 2)),
     "clamped": ((2, 2, 2), (3, 3, 1.25, 1.25, 2, 3.25, 2.25)),
 }
+# Gemma's caps, ``cap * tanh(numbers / cap)`` in Megatron-Bridge and transformers: a kernel for each step.
+CAP = ((2, 2, 2), (2, 3, 2))
 # Where products of experts activate and cast what they give (Transformer Engine's ``grouped_gemm_glu``): its
 # copies in 8 bits along both sides; backward the activation's inputs, too.
 FUSED = 1, 3
@@ -101,16 +103,15 @@ def unit_work(model: Model, kind: str, tp: int, mbs: int, options: Options, ep: 
         head = Matmul(tokens, vocab, h, unaligned=vocab % ALIGNED > 0)
         # Cross-entropy reads the logits, and reads and writes them in fp32 twice. By steps backward zeros are
         # written for the targets, then the softmax's gradient, which is cast.
-        read, steps = 7, [wide, 3 * wide, 1 + wide] if "loss" in options.unfused else [3]
+        read, steps = [7], [wide, 3 * wide, 1 + wide] if "loss" in options.unfused else [3]
         if options.fused_loss:  # logits read twice, gradients written in their place and multiplied later
-            read, steps = 3, [2]
+            read, steps = [3], [2]
+        if model.capped_logits:
+            read, steps = [*CAP[0], *read], [*steps, *CAP[1]]
+        loss, loss_back = ([Moved(each * tokens * vocab) for each in way] for way in (read, steps))
         return Work(
-            (head, *_norm(model, whole * h, options)[0], Moved(read * tokens * vocab), *small),
-            (
-                *_gradients([head], options.adapters),
-                *(Moved(each * tokens * vocab) for each in steps),
-                *small_back,
-            ),
+            (head, *_norm(model, whole * h, options)[0], *loss, *small),
+            (*_gradients([head], options.adapters), *loss_back, *small_back),
         )
     parts = [attention(model, tp, mbs, options), feed_forward(model, tp, mbs, options, ep)]
     if kind == "D":
@@ -133,7 +134,7 @@ def attention(model: Model, tp: int, mbs: int, options: Options) -> Work:
     gradients = _gradients(projections, options.adapters)
     # Normalization; bias, dropout and residual (with a mask of half an activation's width); transpositions.
     turned, turned_back = (Moved(tokens * each / tp) for each in turned_numbers(model, options))
-    norm, norm_back = _norm(model, whole * h, options)
+    norm, norm_back = (each * (1 + model.post_norm) for each in _norm(model, whole * h, options))
     if model.qk_norm:
         for numbers in (model.width, model.kv_width):
             one, two = _norm(model, tokens * numbers / tp, options)
@@ -153,7 +154,8 @@ def attention(model: Model, tp: int, mbs: int, options: Options) -> Work:
     kind = "cast" if batch % 4 and options.activation_bytes == 2 else "fused"
     if options.engine == "eager" and options.activation_bytes == 4:  # NeuSight's; vTrain's is Megatron's
         kind = "clamped" if model.clamped else "eager"
-    softmax, softmax_back = ([Moved(each * numbers) for each in way] for way in SOFTMAX[kind])
+    steps = zip(SOFTMAX[kind], CAP if model.capped_scores else ((), ()), strict=True)
+    softmax, softmax_back = ([Moved(each * numbers) for each in (*way, *cap)] for way, cap in steps)
     core: tuple[Kernel, ...] = (products[0], *softmax, products[1])
     core_back: tuple[Kernel, ...] = (*products, *products, *softmax_back)
     return Work((*projections, *moved, *core), (*gradients, *back, *core_back), core)
@@ -193,7 +195,7 @@ def feed_forward(model: Model, tp: int, mbs: int, options: Options, ep: int) -> 
         steps, down = FUSED, down._replace(is_cast=True)
         gradients = [each._replace(is_cast=at in (0, 3)) for at, each in enumerate(gradients)]
     act, act_back = (Moved(routed * (n * ffn + more * h)) for n, more in zip(steps, bias, strict=True))
-    norm, norm_back = _norm(model, whole * h, options)
+    norm, norm_back = (each * (1 + model.post_norm) for each in _norm(model, whole * h, options))
     moved: list[Kernel] = [*norm, Moved(3.5 * whole * h)]
     back: list[Kernel] = [*norm_back, Moved(2.5 * whole * h)]
     if model.experts:

@@ -100,13 +100,17 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     input_bytes = cast if options.adapters and options.engine == "mlperf" else 2
     feed = (masked + of_feed) * h * whole + ((2 if model.gated else 1) * input_bytes + of_feed) * ffn
     feed += of_feed * h * tokens * copies if model.experts else 0
-    scores = (4 if options.attention != "unfused" else 5 * s * model.cp) * a * s * b / tp
+    attention += 2 * h * whole * model.post_norm
+    feed += 2 * h * whole * model.post_norm
+    stored = (5 + 2 * model.capped_scores) * s * model.cp  # unfused: per query
+    scores = (4 if options.attention != "unfused" else stored) * a * s * b / tp
     in_layer = attention + feed
     held = {"T": in_layer, "D": in_layer + attention}
     ran = {"T": held["T"] + scores, "D": held["D"] + 2 * scores}
     kept = {"E": tokens * h, "P": 0.0, **ran}
     # Logits in fp32; where no compiler fuses the loss also in 16 bits, and softmax and gradients in fp32.
     logits = 14 if "loss" in options.unfused else 2 if options.fused_loss else 4
+    logits += 2 * model.capped_logits
     # The head's normalization and input, and with sequence parallelism that input and its gradient gathered.
     head = 4 * tokens * h / tp + 4 * (tokens - whole) * h
     once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": head + logits * tokens * model.vocab / tp}

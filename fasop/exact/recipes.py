@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,8 @@ PRIORS = {
     **{"tensor: overlapped, megatron": (0.5, 0.5), "beside": (0.5, 0.5)},
     # PyTorch's own reaches 35% of H100's peak (chakra_et/cost/operator_times.json), FlashAttention-3 65%.
     "attention: Hopper, torchtitan": (1.87, 0.15),
+    # Triton's has neither: 1.6 times as long as FlashAttention-2 in MPT's runs on A100.
+    "attention: Hopper, mpt": (1.87 * 1.6, 0.15),
 }
 # GPUs as cluster files call them: the name in chakra_et's table, and bytes per second of another memory. The
 # A100 of AWS's p4d has 40 GB, GH-96 is the GH200 with 96 GB.
@@ -54,6 +57,7 @@ CALLED = {
     "Titan-RTX": ("RTX2080Ti", 0.672e12),
     "GH-96": ("H200", 4.0e12),
 }
+TILE = 128  # tokens of the tiles in which fused attention computes its scores
 SETS = 6  # of operands that take turns in the cache: a layer's products each have their own
 # Numbers that Adam with fp32 master weights touches per parameter, in bytes: gradient copied, unscaled and
 # its norm taken (4 + 8 + 4), gradient, weight and two moments read (16), three written (12), 16-bit weight
@@ -165,11 +169,12 @@ def weight_share(gpu: Gpu, model: Model, tp: int, mbs: int, options: Options, ep
     return np.array([shares[kind] for kind in model.kinds])
 
 
-def guessed(gpu: Gpu, model: Model, options: Options) -> list[str]:
-    """Constants of a model's layers that no published run has set."""
+def guessed(gpu: Gpu, model: Model, options: Options) -> dict[str, float]:
+    """Constants of a model's layers that no published run has set: what each is of, and its value."""
     parts = unit_parts(gpu, model, "T", 1, 1, options)
-    names = [constant_name(part, gpu, options) for part, seconds in parts.items() if seconds.any()]
-    return [name for name in names if name not in published()]
+    names = {part: constant_name(part, gpu, options) for part, seconds in parts.items() if seconds.any()}
+    words = {"products8": "products in fewer bits", "memory": "elementwise kernels"}
+    return {words.get(part, part): constant(at) for part, at in names.items() if at not in published()}
 
 
 def host_seconds(model: Model, tp: int, mbs: int, options: Options, ep: int = 1) -> np.ndarray:
@@ -251,6 +256,7 @@ def unit_parts(
         found[part][1] += seconds
     if options.attention != "unfused":
         found["attention"] = _attention(gpu, model, tp, mbs) * (2 if kind == "D" else 1)
+        found["attention"][1] += found["attention"][0] * ("attention" in again)
     return found
 
 
@@ -296,6 +302,9 @@ def _attention(gpu: Gpu, model: Model, tp: int, mbs: int) -> np.ndarray:
     size, seq = (model.head_width + (model.v_width or model.head_width)) / 2, model.seq * model.cp
     point = [mbs, heads, shared, seq, seq, size, model.causal]
     forward, backward = kernel_times(gpu).micros("attention", [[*point, 0], [*point, 1]]) / 1e6 / model.cp
-    # Every second layer sees a window.
-    share = 0.5 + min(model.window / seq, 0.5) if model.window else 1.0
+    # Of tiles of a causal layer, those that hold a part of each token's window.
+    tiles, before = math.ceil(seq / TILE), math.ceil((model.window - 1) / TILE)
+    before = min(before, tiles - 1) if model.window else tiles - 1
+    seen = (before + 1) * (2 * tiles - before) / (tiles * (tiles + 1))
+    share = 1 - (1 - seen) * (model.windowed / model.layers or 0.5)
     return share * np.array([forward, backward, forward])

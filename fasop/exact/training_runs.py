@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import json
 import math
 import re
 import sys
@@ -34,33 +35,12 @@ from fasop.plans.layout import Layout, uniform
 from fasop.plans.options import Again, CudaGraphs, Engine, Options, Precision, Recompute
 from fasop.plans.shapes import Shape
 
-_ENGINES: dict[str, Engine] = {"Megatron-Bridge": "megatron", "torchtitan": "torchtitan"}
-_PRECISIONS: dict[str, Precision] = {
-    **{"BF16": "mixed", "FP8": "fp8", "FP8-CS": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8"},
-    **{"NVFP4": "nvfp4", "unknown": "fp8", "amp_bf16": "mixed", "bf16": "mixed", "amp_fp8": "fp8"},
-}
-_SAME = {"LLAMA3_8B": "LLAMA3.1_8B", "LLAMA3_70B": "LLAMA3.1_70B", "LLAMA2_70B": "LLAMA3.1_70B"}
-# What modules are called whose activations are computed again; Megatron-core's 'mlp' is that of layers
-# without experts.
-_AGAIN: dict[str, Again] = {
-    **{"mla_up_proj": "latent", "'moe'": "experts", "'mlp'": "dense", "core_attn": "elementwise"},
-    **{"layernorm": "elementwise", "moe_act": "elementwise", "selective AC": "operators"},
-}
+_NAMES = json.loads(PUBLISHED.with_name("training_runs.json").read_text(encoding="utf-8"))
+_AGAIN: dict[str, Again] = _NAMES["again"]
 MOST_MISSING = 4  # layers that embedding and head may count as together
 _FUSED_LOSS = "2025"  # from this release on torchtitan compiles the loss, too
 _SINGLE = "2025-05"  # from this release on micro-batches of torchtitan's pipelines are single sequences
 _OFTEN = "26"  # from this release on recipes send tokens by DeepEP or HybridEP
-# Megatron-Bridge 0.1.0's recipes (scripts/performance/configs), which its rows of 25.09 don't state: dropless
-# ones send tokens by DeepEP beside computation, and of those that drop tokens these capture whole iterations.
-_CAPTURED = {("Qwen3_30B_a3B", "B200"), ("Qwen3_30B_a3B", "GB200"), ("Qwen3_235B_a22B", "GB200")}
-# And what its and 0.2.0's recipes of this model compute again.
-_RECOMPUTED = {("DeepSeekV3", "H100"): "mla_up_proj 'mlp'", ("DeepSeekV3", "B200"): "mla_up_proj"}
-_RECOMPUTED |= {("DeepSeekV3", "GB200"): "mla_up_proj"}
-# Hidden size, layers, heads and vocabulary (NeuSight, scripts/asplos/data/DLmodel_configs).
-_STEPS = {
-    **{"bert_large": (1024, 24, 16, 30522), "gpt2_large": (1280, 36, 20, 50257)},
-    **{"gpt3_xl": (3072, 24, 24, 50257), "gpt3_27": (2560, 32, 32, 50257), "opt_13": (2048, 24, 32, 50272)},
-}
 _LAYOUT = ("source", "gpu", "num_gpus", "precision", "model", "task", "mbs", "seq", "tp", "pp", "ep")
 _read_once = functools.cache(read_costs)
 _VTRAIN_COSTS = PUBLISHED.with_name("vtrain.json")  # of layers, learned from 1,040 of its rows; for no others
@@ -183,29 +163,34 @@ def _with_recipe(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> M
 def _layout(row: Mapping[str, str]) -> list[str]:
     """What rows of one layout have in common; a degree that isn't stated is 1, and names of types differ."""
     each = [row.get(name) or "1" for name in _LAYOUT]
-    return [_PRECISIONS.get(value, value) for value in each]
+    return [_NAMES["precision"].get(_plain(value), value) for value in each]
 
 
-def _published(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
-    name = f"{row['model']}, {row['num_gpus']} × {row['gpu']}, {row['precision']}"
-    assumed: list[str] = []
-    layout, options = _described(row, settings, assumed)
-    kind = "experts" if layout.model.experts else "dense"
-    kind = kind if row.get("task") in (None, "", "Pre-Training") else "fine-tuning"
-    group, seconds = f"{row['source'].split()[0]}, {kind}", float(row["step_s"])
-    return Run(name, group, layout, options, seconds, tuple(assumed), row)
+def _plain(value: str | None) -> str:
+    return (value or "").strip().upper().replace("_", "-")
 
 
-def _described(
-    row: Mapping[str, str], models: Mapping[str, Any], assumed: list[str]
-) -> tuple[Layout, Options]:
+def _known(what: str, value: str | None) -> Any:
+    """The planner's name of a value. Raises ``PlanError``."""
+    if (name := _plain(value)) in (table := _NAMES[what]):
+        return table[name]
+    names = ", ".join(filter(None, table))
+    raise PlanError(f"its {what} {value!r} is none of {names}." if value else f"its {what} isn't stated.")
+
+
+def _published(row: Mapping[str, str], models: Mapping[str, Any]) -> Run:
     def count(column: str, default: int = 1) -> int:
-        return int(row[column]) if row.get(column) else default
+        number = float(row.get(column) or default)
+        if not 0 <= number == int(number):
+            raise PlanError(f"its {column} is no whole number.")
+        return int(number)
 
-    stated = {"tp": "layout", "gbs": "batch", "mbs": "micro-batch", "seq": "sequence length"}
+    assumed: list[str] = []
+    stated = {"num_gpus": "number of GPUs", "tp": "layout", "gbs": "batch", "mbs": "micro-batch"}
+    stated["seq"] = "sequence length"
     if missing := [what for column, what in stated.items() if not row[column]]:
         raise PlanError(f"its {missing[0]} isn't stated.")
-    config = models.get(_SAME.get(row["model"], row["model"])) or models.get(row["model"])
+    config = models.get(_NAMES["same"].get(row["model"], row["model"])) or models.get(row["model"])
     if config is None:
         raise PlanError(f"the settings of {row['model']} aren't known.")
     sizes = model_sizes(config, row["model"])
@@ -213,21 +198,25 @@ def _described(
     if row["model"] == "LLAMA2_70B":  # Llama 3's sizes but for this
         sizes |= {"vocab": 32000, "parameters": 0}
     notes, settled = row.get("notes") or "", row.get("settings")
-    unstated = "" if settled else _RECOMPUTED.get((row["model"], row["gpu"]), "")
-    modules = row.get("recompute_modules") or unstated
+    unstated = {} if settled else _NAMES["recomputed"].get(row["model"], {})
+    modules = row.get("recompute_modules") or unstated.get(row["gpu"], "")
     depth = 0 if "w/o MTP" in notes else int(config.get("num_nextn_predict_layers") or 0)
     model = Model(name=row["model"], mtp=depth, **sizes)
-    if row["precision"] == "unknown":
+    precision: Precision = _known("precision", row["precision"])
+    if _plain(row["precision"]) == "UNKNOWN":
         assumed.append("FP8, as its precision isn't stated")
     recent = row.get("release", "") >= _OFTEN
     if settled and settled != "recipe":
         assumed.append("the settings of another release's recipe")
     elif model.experts and not settled:
         assumed.append("recomputation, dispatcher and graphs of recipes of its time, as its own isn't stated")
-    is_dropless = "dropless" in notes and not settled
-    engine = _ENGINES.get(row["source"], "mlperf")
+    is_dropless, backend = "dropless" in notes and not settled, row.get("moe_flex_dispatcher_backend")
+    software, task = row["source"].partition(" ")[0], _known("task", row.get("task"))
+    engine: Engine = _known("software", software)
+    if others := {*re.findall(r"\w+", modules)} - {word.strip("'") for word in _AGAIN}:
+        assumed.append(f"that {', '.join(sorted(others))} computed again takes no time")
     tp, pp, chunks, shards = count("tp"), count("pp"), count("vp"), count("dp_shard", 0)
-    mbs, zero = count("mbs"), 3 if shards else 1
+    mbs, zero = count("mbs"), 3 if shards or _plain(row.get("use_megatron_fsdp")) == "TRUE" else 1
     if engine == "torchtitan" and pp > 1:
         # What is stated is a rank's batch. Parameters stay gathered from one micro-batch to the next.
         mbs, zero = max(mbs // pp, 1) if row["release"] < _SINGLE else 1, 1
@@ -243,30 +232,38 @@ def _described(
         shard=0 if model.experts or zero < 3 else shards * count("cp"),
         sequence_parallel=tp > 1,
         attention="flash",
-        precision="fp8 rows" if "rowwise" in notes else _PRECISIONS[row["precision"]],
+        precision="fp8 rows" if "rowwise" in notes else precision,
         gradient_bytes=4 if engine == "torchtitan" else 2,
         engine=engine,
         again=tuple(sorted({again for word, again in _AGAIN.items() if word in notes + modules})),
-        cuda_graphs=_cuda_graphs(row, assumed),
-        fast_dispatch=is_dropless or bool(row.get("moe_flex_dispatcher_backend") or (recent and not settled)),
+        cuda_graphs=_cuda_graphs(row),
+        fast_dispatch=is_dropless or _known("dispatcher", backend) or recent and not settled,
         # Megatron-Bridge's recipes of dense models overlap it (tp_comm_overlap).
         overlap_tensor="async" in notes or engine == "megatron" and not model.experts,
-        overlap_tokens=is_dropless or row.get("moe_a2a_overlap") == "True",
-        adapters=row.get("task") == "LoRA",
+        overlap_tokens=is_dropless or _plain(row.get("moe_a2a_overlap")) == "TRUE",
+        adapters=task == "LoRA",
         unfused=("loss",) if engine == "torchtitan" and row.get("release", "") < _FUSED_LOSS else (),
     )
     degrees = (tp, pp, count("cp"), count("ep"))
     gpu, gpus = _gpu(row["gpu"]), count("num_gpus")
-    return layout_of(model, gpu, gpus, mbs, degrees, options.recompute, chunks), options
+    layout = layout_of(model, gpu, gpus, mbs, degrees, options.recompute, chunks)
+    name = f"{row['model']}, {gpus} × {row['gpu']}, {row['precision']}"
+    group = f"{software}, {'fine-tuning' if task else 'experts' if model.experts else 'dense'}"
+    return Run(name, group, layout, options, float(row["step_s"]), tuple(assumed), row)
 
 
-def _cuda_graphs(row: Mapping[str, str], assumed: list[str]) -> CudaGraphs:
+def _cuda_graphs(row: Mapping[str, str]) -> CudaGraphs:
     impl, scope = row.get("cuda_graph_impl") or "none", row.get("cuda_graph_scope") or ""
+    _known("graph", impl)
     drops = "tokendrop" in (row.get("notes") or "") and not row.get("settings")
-    if "full_iteration" in impl + scope or drops and (row["model"], row["gpu"]) in _CAPTURED:
+    if (
+        "FULL-ITERATION" in _plain(impl + scope)
+        or drops
+        and row["gpu"] in _NAMES["captured"].get(row["model"], ())
+    ):
         return "full"
     modules = set(re.findall(r"\w+", scope))
-    if impl == "none":
+    if _plain(impl) == "NONE":
         return "none"
     if not modules or "attn" in modules and modules & {"mlp", "moe"}:  # without a scope: whole layers
         return "layer"
@@ -282,7 +279,7 @@ def _mpt(row: Mapping[str, str], _: object) -> Run:
         zero=2 if row.get("sharding") == "SHARD_GRAD_OP" else 3,
         overlap=True,
         attention="flash",
-        precision=_PRECISIONS[row["precision"]],
+        precision=_known("precision", row["precision"]),
         gradient_bytes=2,
         engine="mpt",
     )
@@ -299,7 +296,7 @@ def _step(row: Mapping[str, str], _: object) -> Run:
     ways, count, batch = row["parallelism"], int(row["num_gpus"]), int(row["batch"])
     name = f"{row['model']}, {row['device']}, batch {batch}, {ways}"
     seconds = float((row["bwall_ms"] if ways == "none" else row["e2e_ms"]) or "nan") / 1e3
-    h, layers, heads, vocab = _STEPS[row["model"]]
+    h, layers, heads, vocab = _NAMES["steps"][row["model"]]
     tp, pp, dp = (count if ways.startswith(way) else 1 for way in ("tp", "pp", "dp"))
     sizes = (h, int(row["seq"]), layers, vocab, heads, batch)
     stepwise = ways == "none" and row["model"].startswith("gpt")  # gelu_new of transformers
@@ -329,10 +326,9 @@ def _vtrain(row: Mapping[str, str], _: object) -> Run:
 
 def _gpu(text: str) -> str:
     """The name in the table of GPUs."""
-    upper = text.replace("_", " ")
-    if found := gpu_table.by_driver(upper if "96GB" in upper else upper.upper()):
+    if found := gpu_table.by_driver(text):
         return found
-    raise PlanError(f"the GPU {text!r} isn't known.")
+    raise PlanError(f"the GPU {text!r} isn't known." if text else "its GPU isn't stated.")
 
 
 # What reads a row of each kind of table, and the columns that this needs.

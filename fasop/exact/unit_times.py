@@ -139,7 +139,10 @@ class Compute:
         notes += [text for text in (self.skipped, self.model.remark) if text]
         notes += ["the host's part in the optimizer is a guess: no run shows it"] * self.options.offload
         unset = guessed(of, self.model, self.options)
-        notes += [f"{gpu}: the constant {name!r} is a guess: no published run has set it" for name in unset]
+        if unset:
+            each = ", ".join(f"{part} {factor:.2g} ×" for part, factor in unset.items())
+            alone = "how much longer kernels take in training than alone"
+            notes.append(f"{gpu}: no published run of this kind shows {alone}; assumed: {each}")
         forward, backward, scores = kernel_seconds(of, self.model, tp, mbs, self.options, ep)
         least, hosts = np.array([forward, backward]), host_seconds(self.model, tp, mbs, self.options, ep)
         return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes), hosts)

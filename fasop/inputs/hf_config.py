@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fasop.errors import PlanError
-from fasop.inputs.read_files import read_json
+from fasop.inputs.read_files import DATA, read_json
 
 SEQUENCES, LONGEST = 512, 8192  # of a step, and tokens of one, where nothing else is said
 
 
 class _Family(NamedTuple):
     """How a ``model_type`` differs from a Llama: biases of queries, keys and values (q), of the output (o),
-    of the feed-forward part (m); settings that turn biases on; norms per layer, of queries and keys too, with
-    biases; learned positions more than the setting says (-1: none); whether embedding and head are one.
+    of the feed-forward part (m); settings that turn biases on, and whether they do where nothing is said;
+    norms per layer, of queries and keys too, with biases; learned positions more than the setting says (-1:
+    none); whether embedding and head are one; whole: every how many layers one sees no window (0: none does).
     """
 
     biases: str = ""
-    flags: tuple[tuple[str, str], ...] = (("attention_bias", "qo"), ("mlp_bias", "m"))
+    flags: Mapping[str, str] = {"attention_bias": "qo", "mlp_bias": "m"}
+    biased: bool = False
     norms: int = 2
     qk_norm: bool = False
     layer_norm: bool = False
@@ -27,43 +30,12 @@ class _Family(NamedTuple):
     positions: int = -1
     tied: bool = False
     causal: bool = True
+    whole: int = 0
 
 
-OPTIONAL = (("attention_bias", "qo"),)
-BIASED = ("gpt_neox", "gpt_oss", "opt")  # have their optional biases where nothing is said
-_PLAIN = _Family("qom", (), layer_norm=True, gated=False, positions=0, tied=True)
-FAMILIES = {
-    "llama": _Family(),
-    "mistral": _Family("", ()),
-    "mixtral": _Family("", ()),
-    "qwen2": _Family("q", ()),
-    "qwen3": _Family("", OPTIONAL, qk_norm=True),
-    "qwen3_moe": _Family("", OPTIONAL, qk_norm=True),
-    "gemma": _Family("", OPTIONAL, tied=True),
-    "gemma2": _Family("", OPTIONAL, norms=4, tied=True),
-    "gemma3_text": _Family("", OPTIONAL, norms=4, qk_norm=True, tied=True),
-    "gpt_oss": _Family("", OPTIONAL),
-    "deepseek_v2": _Family("", ()),
-    "deepseek_v3": _Family("", ()),
-    "gpt_neox": _PLAIN._replace(biases="m", flags=OPTIONAL, positions=-1, tied=False),
-    "gpt2": _PLAIN,
-    "opt": _PLAIN._replace(biases="", flags=(("enable_bias", "qom"),), positions=2),
-    "bert": _PLAIN._replace(causal=False),
-    "t5": _Family("", (), layer_norm=False, gated=False, tied=True),
-}
-# Families that are like another one as far as they are planned.
-ALIKE = {"kimi_k2": "deepseek_v3", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "smollm3": "llama"}
-ALIKE |= {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
-# What some families call it otherwise.
-NAMES = {
-    "hidden_size": ("n_embd", "d_model"),
-    "num_hidden_layers": ("n_layer", "num_layers"),
-    "num_attention_heads": ("n_head", "num_heads"),
-    "intermediate_size": ("n_inner", "ffn_dim", "d_ff"),
-    "max_position_embeddings": ("n_positions",),
-    "num_experts": ("num_local_experts", "n_routed_experts"),
-    "head_dim": ("d_kv",),
-}
+_TABLE = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
+FAMILIES = {kind: _Family(**settings) for kind, settings in _TABLE["families"].items()}
+ALIKE, NAMES = _TABLE["alike"], _TABLE["names"]
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -111,7 +83,9 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     kv = _get(config, "num_key_value_heads", heads)
     size = _get(config, "head_dim", h // heads)
     ffn, experts = _get(config, "intermediate_size", 4 * h), _get(config, "num_experts", 0)
-    biases = family.biases + "".join(b for flag, b in family.flags if _get(config, flag, kind in BIASED))
+    biases = family.biases + "".join(
+        b for flag, b in family.flags.items() if _get(config, flag, family.biased)
+    )
     gated = family.gated or "gated" in str(config.get("feed_forward_proj"))
     norm = h * (2 if family.layer_norm else 1)
 
@@ -160,6 +134,11 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     found |= {"hidden": h, "layers": layers, "heads": heads, "vocab": vocab, "kv_heads": kv % heads and kv}
     found |= {"d_kv": size, "ffn": width, "gated": gated, "tied": bool(tied), "causal": family.causal}
     found |= {"qk_norm": True} if family.qk_norm else {}
+    found |= {"post_norm": True} if family.norms == 4 else {}
+    found |= {"capped_scores": True} if config.get("attn_logit_softcapping") else {}
+    found |= {"capped_logits": True} if config.get("final_logit_softcapping") else {}
+    if windowed := _windowed(config, family, layers):
+        found |= {"window": config["sliding_window"], "windowed": windowed}
     if experts:
         found |= {"experts": experts, "top_k": _get(config, "num_experts_per_tok", 2), "shared_ffn": shared}
         if (groups := config.get("n_group") or 1) > 1:
@@ -167,16 +146,27 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
         if dense and sparse == [*range(dense, layers)]:
             found |= {"dense": dense, "dense_ffn": ffn}
     if kind == "gpt_oss":
-        found |= {"window": config.get("sliding_window") or 0, "stepwise": True}
+        found["stepwise"] = True
     remarks = [f"{dense} layers without experts as those with them"] * bool(
         experts and dense and "dense" not in found
     )
-    windows = config.get("sliding_window") and kind != "gpt_oss" and config.get("use_sliding_window", True)
-    remarks += ["sliding windows as whole sequences"] * bool(windows)
+    remarks += ["fused attention as if the cap of its scores took no time"] * ("capped_scores" in found)
     if remarks:
         found["remark"] = f"{kind}: computed with {', '.join(remarks)}"
     seq = min(_get(config, "max_position_embeddings", LONGEST), LONGEST)
     return found | {"seq": seq, "global_batch": SEQUENCES, "parameters": total}
+
+
+def _windowed(config: Mapping[str, Any], family: _Family, layers: int) -> int:
+    """Layers that attend to a sliding window only, as transformers has it."""
+    default = not config["model_type"].startswith("qwen")
+    if not config.get("sliding_window") or not config.get("use_sliding_window", default):
+        return 0
+    if types := config.get("layer_types"):
+        return list(types).count("sliding_attention")
+    if family.whole:
+        return layers - layers // config.get("sliding_window_pattern", family.whole)
+    return layers - min(config.get("max_window_layers", 0), layers)  # Qwen's first ones see all
 
 
 def _latent(config: Mapping[str, Any], h: int, heads: int) -> tuple[int, int]:

@@ -37,12 +37,14 @@ class Model:
     which each token uses ``top_k``, beside shared ones of width ``shared_ffn`` in all; dense: first layers
     that have none, but a feed-forward part of width ``dense_ffn``; groups, near: of experts, of which a
     token's are in ``near`` (0: any); kv_rank, q_rank, rope, v_width: of latent attention (DeepSeek-V2), its
-    ranks, and the widths of a head that turn with positions and of its values; window: tokens that every
-    second layer attends to (0: all); mtp: modules that predict further tokens; qk_norm: queries and keys are
-    normalized, too; stepwise: its activation is no fused kernel; clamped: scores of unfused attention are,
-    as OPT's; cp: GPUs that share each sequence, of which ``seq`` and ``global_batch`` then count the shares;
-    cp_comm: how these attend to each other's tokens: keys and values go round a ring, or all-to-all
-    exchanges give each GPU whole sequences of some heads (DeepSpeed-Ulysses);
+    ranks, and the widths of a head that turn with positions and of its values; window: tokens that some
+    layers attend to (0: all), windowed: how many layers (0: every second); mtp: modules that predict further
+    tokens; qk_norm: queries and keys are normalized, too; post_norm: so are the outputs of attention and
+    feed-forward part (Gemma 2); capped_scores, capped_logits: a tanh caps them; stepwise: its activation is
+    no fused kernel; clamped: scores of unfused attention are, as OPT's; cp: GPUs that share each sequence, of
+    which ``seq`` and ``global_batch`` then count the shares; cp_comm: how these attend to each other's
+    tokens: keys and values go round a ring, or all-to-all exchanges give each GPU whole sequences of some
+    heads (DeepSpeed-Ulysses);
     parameters: exactly how many it has (0: by these sizes); remark: what of it is computed otherwise.
     """
 
@@ -73,8 +75,12 @@ class Model:
     rope: kinds.CountOrZero = 0
     v_width: kinds.CountOrZero = 0
     window: kinds.CountOrZero = 0
+    windowed: kinds.CountOrZero = 0
     mtp: kinds.CountOrZero = 0
     qk_norm: bool = False
+    post_norm: bool = False
+    capped_scores: bool = False
+    capped_logits: bool = False
     stepwise: bool = False
     clamped: bool = False
     cp: kinds.Count = 1

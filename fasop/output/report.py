@@ -18,7 +18,7 @@ from fasop.exact.memory import GIB, MEMORY_MARGIN, held_parameters, state_bytes
 from fasop.exact.recipes import hardware, mean_error
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
-from fasop.plans.layout import of_plan, working_gpus
+from fasop.plans.layout import Layout, of_plan, working_gpus
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, by_time_and_price, pareto_front
 from fasop.schedule import events, one_f_one_b
@@ -120,10 +120,11 @@ def reasons(plans: Sequence[Plan], objective: str) -> list[str]:
         f"Stage {slowest} ({first.stage_gpu[slowest]}) sets the pace with {compute[slowest] * 1e3:.2f} ms "
         f"for each of {first.micro_batches} micro-batches."
     ]
-    gpus = working_gpus(of_plan(first).stages)
+    layout = of_plan(first)
+    gpus = working_gpus(layout.stages)
     lines.append(f"It trains {speed(first.model, first.cluster, gpus, first.step_time)}.")
     split = ", zero-bubble schedule" * bool(first.weight_gradients)
-    lines.append(f"It runs with {options_line(first.options)}{split}.")
+    lines.append(f"It runs with {options_line(first.options, layout)}{split}.")
     found = errors(first.cluster, set(gpus), first.model, first.options)
     if exact:
         lines.append(f"Its step: {_shares(first, message_time(first))}.")
@@ -226,22 +227,25 @@ def expected_error(found: dict[str, float | None]) -> str:
     return f"Expected error of the step, from plans that others have measured: {', '.join(parts)}."
 
 
-def options_line(options: Options) -> str:
-    """How the job is run, in words."""
+def options_line(options: Options, layout: Layout) -> str:
+    """How the job is run, in words: what the options change in this layout."""
+    replicas = [replica for stage in layout.stages for replica in stage.replicas]
+    is_shared = len(replicas) > len(layout.stages)
     zero = {0: "optimizer on every rank", 1: "optimizer sharded (ZeRO-1)"}
     some = f" of {options.recomputed:.0%} of the layers" * (options.recomputed < 1)
     words = [f"recomputation {options.recompute}{some}", f"{options.attention} attention"]
-    words += [zero.get(options.zero, f"ZeRO-{options.zero}"), f"{options.precision} precision"]
-    words += [f"in groups of {options.shard} (HSDP)"] * (options.shard > 0)
+    words += [zero.get(options.zero, f"ZeRO-{options.zero}")] * is_shared
+    words += [f"in groups of {options.shard} (HSDP)"] * (is_shared and options.shard > 0)
+    words += [f"{options.precision} precision"]
     words += ["optimizer on the host"] * options.offload
-    words += ["sequence parallelism"] * options.sequence_parallel
+    words += ["sequence parallelism"] * (options.sequence_parallel and any(one.tp > 1 for one in replicas))
     of = f" ({options.cuda_graphs})" * isinstance(options.cuda_graphs, str)
     words += [f"CUDA graphs{of}"] * bool(options.cuda_graphs)
     words += [f"{', '.join(options.unfused)} not fused"] * bool(options.unfused)
     words += ["LoRA"] * options.adapters
-    words += ["fast dispatch"] * options.fast_dispatch
+    words += ["fast dispatch"] * (options.fast_dispatch and any(one.ep > 1 for one in replicas))
     words += [f"{', '.join(options.again)} computed again"] * bool(options.again)
-    words += ["gradients overlapped" if options.overlap else "gradients not overlapped"]
+    words += ["gradients overlapped" if options.overlap else "gradients not overlapped"] * is_shared
     return ", ".join(words)
 
 

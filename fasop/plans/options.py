@@ -17,7 +17,7 @@ NARROW = dict.fromkeys(("fp8", "fp8 rows", "fp8 blocks"), (1.0, "8 bit"))
 NARROW |= {"mxfp8": (1.0, "4 bit"), "nvfp4": (0.5, "4 bit")}
 CudaGraphs = Literal["none", "attention", "layer", "full"]
 Unfused = Literal["norm", "loss"]
-Again = Literal["operators", "experts", "dense", "latent", "elementwise"]
+Again = Literal["operators", "experts", "dense", "latent", "attention", "elementwise"]
 
 
 # What people run today, unless they say otherwise, where no costs were measured some other way.

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chakra_et.cost.gpus import gpu
 from fasop.__main__ import main
 from fasop.errors import PlanError
-from fasop.exact.memory import held_parameters
-from fasop.inputs.models import find_model
+from fasop.exact.kernels import Moved, unit_work
+from fasop.exact.memory import activations, held_parameters
+from fasop.exact.recipes import _attention
+from fasop.inputs.models import Model, find_model
+from fasop.plans.options import Options
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
 SIZES |= {"vocab_size": 1000, "max_position_embeddings": 128}
@@ -89,6 +93,64 @@ def test_what_of_a_config_is_left_out_is_said(tmp_path: Path) -> None:
     experts = {"num_experts": 8, "moe_intermediate_size": 48}
     middle = model({"model_type": "qwen3_moe", **GROUPED, **experts, "mlp_only_layers": [1]})
     assert middle.remark.startswith("qwen3_moe: computed with 1 layers without experts") and not middle.dense
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("gemma2", {}), ("gemma3_text", {}), ("gpt_oss", {"num_local_experts": 4}), ("mistral", {}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 3, "sliding_window": 64}), ("qwen3", {}),
+    ],
+)  # fmt: skip
+def test_windows_and_caps_are_those_of_transformers(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """Windows were whole sequences but for GPT-OSS's; Gemma's caps were neither counted nor noted."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(kind, **GROUPED | {"num_hidden_layers": 8} | more)
+    kept = config.to_dict()
+    types = kept.get("layer_types") or ["sliding_attention"] * 8  # Mistral's
+    for given in (kept, {**kept, "layer_types": None}):  # as published before and since there are types
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        model = find_model(str(tmp_path))
+        assert model.windowed == types.count("sliding_attention")
+        assert model.window == (config.sliding_window if model.windowed else 0)
+        assert model.capped_scores == model.capped_logits == (kind == "gemma2")
+        assert model.post_norm == kind.startswith("gemma")
+        assert ("cap of its scores" in model.remark) == (kind == "gemma2")
+
+
+@pytest.mark.parametrize("window", [1, 128, 129, 1000, 2048, 5000])
+def test_a_window_costs_the_tiles_that_it_touches(window: int) -> None:
+    """Against the mask itself: of 3 layers, 2 see the window."""
+    model = Model("m", 512, 2048, 3, 1000, 4, 8, window=window, windowed=2)
+    at = np.arange(2048)
+    mask = (at[:, None] >= at) & (at[:, None] - at < window)
+    tiles = mask.reshape(16, 128, 16, 128).any(axis=(1, 3)).sum()
+    whole, seen = (_attention(gpu("H100"), each, 1, 1)[0] for each in (replace(model, window=0), model))
+    assert seen / whole == pytest.approx((1 + 2 * tiles / 136) / 3)
+
+
+def test_caps_and_second_norms_are_counted() -> None:
+    """Each of a cap's steps goes over the logits, and over the scores of attention that isn't fused."""
+    plain = Model("m", 512, 128, 3, 1024, 4, 8)
+    gemma = replace(plain, capped_scores=True, capped_logits=True, post_norm=True)
+
+    def more(kind: str, options: Options) -> list[float]:
+        works = (unit_work(model, kind, 1, 1, options) for model in (gemma, plain))
+        with_caps, without = (
+            [sum(k.numbers for k in way if isinstance(k, Moved)) for way in work[:2]] for work in works
+        )
+        return [a - b for a, b in zip(with_caps, without, strict=True)]
+
+    flash, tokens = Options(attention="flash"), 128
+    assert more("P", flash) == [6 * tokens * 1024, 7 * tokens * 1024]
+    assert more("T", flash) == [2 * 2 * tokens * 512, 2 * 4 * tokens * 512]
+    assert more("T", Options()) == [
+        2 * 2 * tokens * 512 + 6 * 4 * tokens**2,
+        2 * 4 * tokens * 512 + 7 * 4 * tokens**2,
+    ]
+    sizes = [activations(model, 1, 1, Options(), "none").sum(axis=0)[1:] for model in (gemma, plain)]
+    kept = 2 * 2 * tokens * 512 + 2 * 4 * tokens**2
+    assert (sizes[0] - sizes[1]).tolist() == [kept] * 3 + [2 * tokens * 1024]
 
 
 def test_experts_of_chosen_groups_are_on_fewer_ranks(tmp_path: Path) -> None:

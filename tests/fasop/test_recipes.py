@@ -24,6 +24,7 @@ from fasop.exact.passes import Passes
 from fasop.exact.training_runs import expressible, layout_of, predicted, read_runs, refused
 from fasop.exact.unit_times import Compute
 from fasop.inputs.models import Model
+from fasop.output.report import options_line
 from fasop.plans.layout import Described, Layout, read_layouts
 from fasop.plans.options import Again, CudaGraphs, Options, Precision, Unfused
 from fasop.plans.shapes import Part
@@ -118,11 +119,24 @@ def test_latent_attention_has_the_products_of_its_ranks() -> None:
 
 
 def test_constants_that_no_run_has_set_are_named() -> None:
+    """They went by names such as 'products8: Blackwell, 4 bit', which say nothing to a user."""
     layout = layout_of(LLAMA, "GB300", 8, 1, (8, 1, 1, 1))
     notes = estimate(layout, [], replace(OPTIONS, precision="nvfp4")).notes
-    assert (
-        "GB300: the constant 'products8: Blackwell, 4 bit' is a guess: no published run has set it" in notes
-    )
+    why = "no published run of this kind shows how much longer kernels take in training than alone"
+    assert f"GB300: {why}; assumed: products in fewer bits 1 ×" in notes
+    old = estimate(
+        layout_of(LLAMA, "A100", 8, 1, (8, 1, 1, 1)), [], replace(OPTIONS, precision="mixed")
+    ).notes
+    assert f"A100-80GB: {why}; assumed: products 1 ×, elementwise kernels 1.5 ×, attention 1 ×" in old
+
+
+def test_a_plan_names_no_option_that_changes_nothing() -> None:
+    """Plans with tp 1 said 'sequence parallelism', those of one replica how gradients are reduced."""
+    options = replace(OPTIONS, fast_dispatch=True)
+    alone = options_line(options, layout_of(LLAMA, "H100", 8, 1, (1, 8, 1, 1)))
+    assert alone == "recomputation none, flash attention, fp8 precision"
+    both = options_line(options, layout_of(LLAMA, "H100", 64, 1, (4, 8, 1, 1)))
+    assert "sequence parallelism" in both and "ZeRO-1" in both and "gradients overlapped" in both
 
 
 def test_products_of_fewer_bits_are_faster_where_the_gpu_has_them() -> None:
@@ -202,9 +216,10 @@ def test_a_layout_that_cannot_be_is_one_sentence(
 @pytest.mark.parametrize(
     ("column", "values", "reason"),
     [
-        ("num_gpus", ["0", "-8"], "GPUs, degrees and micro-batches are at least 1"),
-        ("mbs", ["0", "-1"], "GPUs, degrees and micro-batches are at least 1"),
-        ("tp", ["0", "-2"], "GPUs, degrees and micro-batches are at least 1"),
+        ("num_gpus", ["0"], "GPUs, degrees and micro-batches are at least 1"),
+        ("mbs", ["0"], "GPUs, degrees and micro-batches are at least 1"),
+        ("tp", ["-2", "1.5", "nan"], "its tp is no whole number."),
+        ("dp_shard", ["-1"], "its dp_shard is no whole number."),
         ("step_s", ["0", "-1", "nan", "inf"], "its time is no number of seconds above 0."),
     ],
 )
@@ -395,22 +410,52 @@ def test_a_table_without_rows_has_no_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [
-        ("source", "", "a column can't be read"),  # the campaign's command 378 of seed 9931
+        ("source", "", "its software isn't stated."),  # the campaign's command 378 of seed 9931
+        ("source", "MaxText 1", "its software 'MaxText' is none of MEGATRON-BRIDGE, TORCHTITAN, MLPERF."),
         ("num_gpus", "many", "a column can't be read"),
+        ("num_gpus", "", "its number of GPUs isn't stated."),
+        ("gpu", "", "its GPU isn't stated."),
+        ("gpu", "H100 PCIe", "64xH100-PCIE: 64 GPUs need a network"),
+        ("task", "DPO", "its task 'DPO' is none of PRE-TRAINING"),
+        ("cuda_graph_impl", "some", "its graph 'some' is none of NONE, LOCAL"),
+        ("moe_flex_dispatcher_backend", "nvep", "its dispatcher 'nvep' is none of NONE, ALLTOALL"),
         ("step_s", "", "a column can't be read"),
         ("gbs", "", "its batch isn't stated."),
         ("mbs", "", "its micro-batch isn't stated."),
-        ("precision", "INT8", "INT8 can't be planned."),
+        ("precision", "INT8", "its precision 'INT8' is none of BF16"),
     ],
 )
 def test_a_row_that_cannot_be_read_leaves_the_others(
     column: str, value: str, reason: str, tmp_path: Path
 ) -> None:
-    """One such row ended the reading of the whole table; a batch that wasn't stated was taken as 1."""
+    """One such row ended the reading of the whole table; a batch or number of GPUs that wasn't stated was 1,
+    an H100 PCIe an SXM, other software MLPerf's, any dispatcher a fast one, and any task trained all weights.
+    """
     runs = read_runs(table(tmp_path, {}, {column: value}, {}))
     assert len(list(expressible(runs))) == 2
     ((why, count),) = refused(runs).items()
     assert why.startswith(reason) and count == 1
+
+
+def test_values_are_read_as_others_write_them(tmp_path: Path) -> None:
+    """Tables of other programs have counts such as 64.0 and types in small letters."""
+    ways = {"FP8-SC": "fp8 blocks", "fp8_cs": "fp8", "bfloat16": "mixed", " BF16": "mixed", "fp8-ds": "fp8"}
+    others = {
+        "num_gpus": "64.0",
+        "gpu": "NVIDIA h100_80GB",
+        "task": "pretraining",
+        "source": "megatron-bridge",
+    }
+    rows = [{"precision": way} for way in ways] + [
+        others,
+        {"recompute_modules": "['core_attn', 'moe_router']"},
+    ]
+    pairs = list(expressible(read_runs(table(tmp_path, *rows))))
+    assert [run.options.precision for run, _ in pairs[:-2]] == [*ways.values()]
+    (plain, step), (again, longer) = ((run, predicted(run, layout)[0]) for run, layout in pairs[-2:])
+    assert again.options == replace(plain.options, again=("attention",))
+    assert again.assumed == ("that moe_router computed again takes no time",)
+    assert step < longer < 1.1 * step
 
 
 def test_activations_of_modules_that_are_computed_again_are_not_kept() -> None:
