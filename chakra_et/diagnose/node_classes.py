@@ -10,6 +10,7 @@ from chakra_et.arrays import nearest
 from chakra_et.et.node_attributes import parents
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.transform.gpu import BY_LIBRARIES, kernel_class
 
 COMPUTE, MEMORY, HOST, COMMUNICATION, LOADING, COMPILING, ALLOCATING, COPYING, STARTING = range(9)
 CLASSES = (
@@ -25,17 +26,12 @@ RIDGE = 40.0
 """Operations per byte from which a kernel counts as bound by arithmetic. Between the ridges of 32-bit and
 16-bit arithmetic on A100 to H200 (10 to 300, by their data sheets): products and convolutions of training
 sizes have hundreds, elementwise kernels less than one."""
-_STREAMING = re.compile(
-    r"^triton_(poi|red|per)_|nchwToNhwc|nhwcToNchw|splitK_?reduce|paged_attention|attention_3d|splitkv", re.I
-)
+_STREAMING = re.compile(r"splitK_?reduce|paged_attention|attention_3d|splitkv", re.I)
+"""Kernels of products and attention that memory bounds: sums of parts, and decoding with few queries."""
 _TILE = re.compile(r"(?<![\dx])(\d+)x(\d+)")
 """Rows and columns of the result that a block of a product makes: with 16 bits, it does at most as many
 operations per byte as the smaller one."""
-_ARITHMETIC = re.compile(
-    r"gemm|matmul|cutlass|nvjet|xmma|wgrad|dgrad|fprop|cijk|conv(?!ert)|winograd|flash|fmha|attention|attn|wgmma"
-    r"|s\d+816|moe_kernel|^triton_(tem|mm|bmm)_|^(forward|backward) \d",  # the last: passes of a plan
-    re.I,
-)
+_PLANNED = re.compile(r"^(forward|backward) \d")  # passes of a plan
 _LOADS = (
     r"data_?(load|pipe|iter)|dali(?![a-z])|(load|next|get|fetch|wait_for|copy)_?batch"
     r"|batch[-_ ]?(generator|fetch)"
@@ -72,7 +68,7 @@ def node_classes(run: Run) -> np.ndarray:
         )
         tiles = map(_TILE.search, run.names)
         narrow = np.array([tile is not None and min(map(int, tile.groups())) < RIDGE for tile in tiles])
-        named = run.named(_ARITHMETIC.search) & ~run.named(_STREAMING.search) & ~narrow[run.name_of]
+        named = run.named(_by_library) & ~run.named(_STREAMING.search) & ~narrow[run.name_of]
         arithmetic = np.where((operations > 0) & (moved > 0), operations > RIDGE * moved, named)
         found[on_device] = np.where(arithmetic & kind["kernel"], COMPUTE, MEMORY)[on_device]
         found[on_device & kind["copy"] & run.named(_HOST_COPY.search)] = COPYING
@@ -88,6 +84,11 @@ def node_classes(run: Run) -> np.ndarray:
         found[_within(run, pattern) & ~on_device] = number
     found[run.is_communication] = COMMUNICATION
     return found
+
+
+def _by_library(name: str) -> bool:
+    """Whether a kernel is a product, a convolution or attention by its name, or a pass of a plan."""
+    return kernel_class(name) in BY_LIBRARIES or _PLANNED.match(name) is not None
 
 
 def _starting(run: Run, on_device: np.ndarray) -> np.ndarray:

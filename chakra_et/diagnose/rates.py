@@ -20,12 +20,12 @@ from chakra_et.diagnose.kernel_names import LONGEST, kernel_name
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import shortened
-from chakra_et.transform.gpu import kernel_kinds, launched_operators
+from chakra_et.transform.gpu import BY_LIBRARIES, kernel_kinds, launched_operators
 
 WORK = ("num_ops", "tensor_size")
 KERNEL_KINDS = (*CLASSES, node_classes.BEFORE)
 LISTED = 3
-_BY_LIBRARIES = [CLASSES.index(kind) for kind in ("attention", "convolution", "matrix product")]
+_BY_LIBRARIES = [CLASSES.index(kind) for kind in BY_LIBRARIES]
 FURTHEST = 20.0
 """Beyond this factor, an operator didn't do what its shapes say."""
 

@@ -33,7 +33,7 @@ from chakra_et.text import duration
 from chakra_et.traces.fields import STRIDES
 from chakra_et.transform.gpu_shapes import Shapes
 
-_BY_LIBRARIES = ("attention", "convolution", "matrix product")
+BY_LIBRARIES = ("attention", "convolution", "matrix product")
 """Classes whose kernels come from each vendor's own libraries."""
 _FURTHEST = 8.0
 """Beyond this factor between measured and modelled time, the operator is not what its shapes say."""
@@ -59,7 +59,11 @@ _KERNELS = (
     ("elementwise", r"^triton_poi_"),
     ("reduction", r"^triton_(red|per)_|::reduce_kernel<"),
     ("attention", r"attn|fmha|attention|flash|cudnn::fusion::"),
-    ("matrix product", r"(?<!fb)gemm|cijk_|cutlass|nvjet|matmul|fused_moe|^(triton_(tem|mm|bmm)|bmm)_"),
+    (
+        "matrix product",
+        r"(?<!fb)gemm|cijk_|cutlass|nvjet|matmul|fused_moe|moe_kernel|^(triton_(tem|mm|bmm)|bmm)_",
+    ),
+    ("convolution", r"xmma|(?<!reduce_)wgrad|dgrad|fprop|winograd|conv(?!ert)"),
     ("normalization", r"gammabetabackward"),
     ("copy", r"^memcpy\d"),  # as CUDA graphs copy
     ("memset", r"^memset\d"),
@@ -217,13 +221,13 @@ def on_target(
         error = max(error, abs(math.log(product / stream)) / 2)
         return changed, error, f"{what}: they change as kernels of their class do"
     guess, after = "", target.micros(work)
-    if not work.tested or (work.kind in _BY_LIBRARIES and item_bytes(work.type) != 2):
+    if not work.tested or (work.kind in BY_LIBRARIES and item_bytes(work.type) != 2):
         error = max(error, _UNTESTED_ERROR)
         guess = (
             "are of operators or types of number that no pair of traces has tested: their uncertainty, "
             f"±{_UNTESTED_ERROR:.0%}, is a guess"
         )
-    if work.kind in _BY_LIBRARIES and work.shaped and source.vendor != target.vendor:
+    if work.kind in BY_LIBRARIES and work.shaped and source.vendor != target.vendor:
         return after / micros, error, guess
     # What the source took beyond or below its model the target takes too: as much if little but the launch
     # takes time, as with latencies, else in proportion to the work.
@@ -280,7 +284,7 @@ def launched_operators(run: Run) -> Launchers:
         # Of another library's operator, tensors don't say what products or attention compute, what kernels
         # of several classes do, nor how much of a table of angles is read.
         foreign = not alone[k] and _OTHERS.search(name) and not rule_of(name)
-        opaque = foreign and (of_kind in _BY_LIBRARIES or mixed[at] or _ANGLES.search(name))
+        opaque = foreign and (of_kind in BY_LIBRARIES or mixed[at] or _ANGLES.search(name))
         found = OperatorCall(of_kind) if alone[k] or opaque else shapes.work(of_kind, int(launcher[nodes[k]]))
         # The attributes count the whole table, and of a list without shapes what an operator around it has.
         if not (found.known or opaque or found.kind == "gather" or name.endswith("::cat")):
@@ -327,7 +331,7 @@ def _launchers(run: Run) -> np.ndarray:
 
 def _classes(run: Run, launcher: np.ndarray) -> np.ndarray:
     of_name = np.array([_class(name) for name in run.names])
-    of_kernel = np.array([_class(name, (*_KERNELS, *_CLASSES)) for name in run.names])
+    of_kernel = np.array([CLASSES.index(kernel_class(name)) for name in run.names])
     known = launcher >= 0
     found = np.where(known, of_name[run.name_of[launcher]], of_kernel[run.name_of])
     # What another library's operator doesn't say its kernels may, without their templates' arguments.
@@ -341,6 +345,11 @@ def _classes(run: Run, launcher: np.ndarray) -> np.ndarray:
     found[copies & is_set & ~known] = CLASSES.index("memset")
     found[copies & within & ~known] = CLASSES.index("copy")
     return np.asarray(found)
+
+
+def kernel_class(name: str) -> str:
+    """The one of ``CLASSES`` that a kernel is of by its own name, where its operator isn't known."""
+    return CLASSES[_class(name, (*_KERNELS, *_CLASSES))]
 
 
 def _class(name: str, patterns: Sequence[tuple[str, str]] = _CLASSES) -> int:

@@ -27,6 +27,15 @@ from tests.diagnose.machines import (
 )
 
 RCCL = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+# As DLRM's trace has them, their arguments cut; fbgemm's operators have no formula for operations.
+FBGEMM = (
+    "void split_embedding_codegen_forward_unweighted_kernel<float, float, float, false, long, 1ul, 8ul>("
+    "at::GenericPackedTensorAccessor<float, 1ul, at::RestrictPtrTraits, long>, fbgemm_gpu::FixedDivisor)",
+    "void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_cta_per_row_1<c10::Half, float, "
+    "c10::Half, 2ul, 32>(at::GenericPackedTensorAccessor<float, 2ul, at::RestrictPtrTraits, long>, "
+    "fbgemm_gpu::FixedDivisor)",
+    "void fbgemm_gpu::permute_2D_data_kernel<false, int, int, decltype(nullptr)>(int, int, int, int const*)",
+)
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
     "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
@@ -197,6 +206,10 @@ MACHINES: Machines = {
     ),
     "compiled elementwise kernels and reductions": (
         lambda: machine(1, 3, steady(*ELEMENTWISE, ("nvjet_tst_64x8", 40), times=14)), "memory", None,
+    ),
+    "embeddings of fbgemm, looked up and updated: no products, though gemm is in their names": (
+        lambda: machine(1, 3, steady(*((name, 90) for name in FBGEMM), ("nvjet_tst_64x64", 40), times=6)),
+        "memory", None,
     ),
     "eight ranks reduce for longer than they compute": (
         lambda: machine(8, 3, steady((GEMM, 150), times=12, reduce=2100)), "communication", None,
