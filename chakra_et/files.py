@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import json
 import os
@@ -71,6 +72,7 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
         with fs.transaction, fs.open(path.path, "wb") as file:  # type: ignore[attr-defined]
             yield file
         return
+    _remove_abandoned_once(path.parent)
     with _temporary(path, lambda hidden: hidden.touch(exist_ok=False)) as hidden:
         with open(hidden, "wb") as file:
             yield file
@@ -230,6 +232,10 @@ def remove_abandoned(folder: Path) -> None:
                     if handle is not None:
                         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         _remove(path)
+
+
+# Before the first file that a process writes to a folder: a large run would list it thousands of times.
+_remove_abandoned_once = functools.cache(remove_abandoned)
 
 
 def _remove(path: Path) -> None:

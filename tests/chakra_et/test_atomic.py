@@ -104,6 +104,14 @@ def test_killed_at_any_moment(
     without_leavings(folder)
 
 
+def test_what_a_killed_report_left_is_gone_after_the_next_one(tmp_path: Path) -> None:
+    """Only conversions removed the hidden files of killed processes."""
+    left = tmp_path / f".gpt2_report.html.{files.HOST}01234567.tmp"
+    left.touch()
+    files.write_text(tmp_path / "gpt2_report.html", "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["gpt2_report.html"]
+
+
 def _group_is_there(group: int) -> bool:
     """Whether a process of the session is still running (a zombie is not)."""
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -63,12 +63,11 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
     if fault == "kill":
         assert manifest["missing_ranks"] == [1] and "no report from rank 1" in manifest["reason"]
         assert not (folder / "t_rank1_host.json").exists()
-        assert list(folder.glob(".t_rank1_host.json.*.tmp")), "a killed rank's file is recognisable"
     else:
         assert manifest["missing_ranks"] == []
         assert "rank 1: training ended" in manifest["reason"] and "not a number" in manifest["reason"]
         assert inspect_pair(folder / "t_rank1_host.json", folder / "t_rank1_device.json", 2).problems == []
-        assert not list(folder.glob("*.tmp"))
+    assert not list(folder.glob("*.tmp"))
 
 
 def test_rank_0_goes_on_while_another_rank_counts_fewer_steps(torchrun, tmp_path):
