@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace, Ragged
-from chakra_et.et.node_attributes import parents, with_integers, with_metadata
+from chakra_et.et.node_attributes import with_integers, with_metadata
 from chakra_et.et.record import write_run
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
@@ -166,23 +166,23 @@ def steady_ns(run: Run, timeline: NodeTimes) -> np.ndarray:
     """The mean step of each trace as in a long run, float64[T] ns: there, what the device does after the
     host's last step is beside a further one; and a stream with more to do than the host sets the pace."""
     found, graph = mean_step_ns(run, timeline), run.graph
-    start, end, node_of = timeline.start_ns, timeline.end_ns, graph.scatter(np.arange(len(graph)))
-    for at, (steps, trace, nodes) in enumerate(zip(run.steps, graph.traces, node_of, strict=True)):
-        on_device, count = (stream := trace.column("stream", -1)) >= 0, len(steps.names)
-        launch = np.where(on_device, parents(trace), -1) if on_device.any() else np.array([])
-        rows = np.flatnonzero(launch >= 0)
-        if count < 2 or not len(rows):
+    streams, at_position = graph.attribute("stream", -1), np.argsort(graph.position)
+    for at, steps in enumerate(run.steps):
+        nodes, count = steps.nodes, len(steps.names)
+        start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
+        stream, launched = streams[nodes], graph.launched[nodes]
+        on_device = steps.on_device & (stream >= 0)
+        work = np.flatnonzero(on_device & (launched >= 0))
+        if count < 2 or not len(work):
             continue
-        launches, work = nodes[launch[rows]], nodes[on_device]
-        step = np.searchsorted(graph.position[steps.first], graph.position[launches], "right") - 1
         given, done = np.zeros((2, count))
-        for last, ending in ((given, launches), (done, nodes[rows])):
-            np.maximum.at(last, np.maximum(step, 0), end[ending])
+        for last, ending in ((given, timeline.end_ns[at_position[launched[work]]]), (done, end[work])):
+            np.maximum.at(last, np.maximum(steps.step[work], 0), ending)
         # The host's last step ends as others do, as it may wait for the device there.
-        begins = start[steps.first]
-        last = min(end[nodes[~on_device]].max(), given[-1] + begins[-1] - given[-2])
+        begins = start[steps.first - nodes.start]
+        last = min(end[~on_device].max(), given[-1] + begins[-1] - given[-2])
         of_host, of_device = (last - begins[0]) / count, (done[-1] - done[0]) / (count - 1)
-        busy = np.bincount(stream[on_device], (end - start)[work]).max()
+        busy = np.bincount(stream[on_device], (end - start)[on_device]).max()
         found[at] = of_device if busy > count * of_host else of_host
     return found
 
