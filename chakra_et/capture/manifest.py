@@ -12,19 +12,23 @@ Layout (``manifest_version`` 1; file names are relative to the manifest's folder
     process_groups [{name, description, backend, ranks}]: global ranks
     missing_ranks  [rank]: ranks that did not report
     ranks          [{rank, host, pid, device, complete, reason, files, steps, unfinished_step, structure_step,
-                     step_times_us {step: µs}, untraced_step_times_us {step: µs}, check}]
+                     step_times_us {step: µs}, untraced_step_times_us {step: µs}, check, group_threads,
+                     ddp_buckets}]
       files        {host|device: {name, size (bytes), sha256}}; empty if nothing was written
       steps        numbers of the traced steps that ran to their end
       unfinished_step  number of a step that is in the traces but was cut short, or null
       structure_step   number of the step that the host trace covers; its times hold the observer's cost
       step_times_us    by the device trace's annotations; those of untraced steps by the host's clock
       check        {linkable, host_nodes, device_events, linked, unlinked, ended_early, problems}
+      group_threads  {group: [id of the system]}: see ``gloo_threads``
+      ddp_buckets  {group: [bytes]}: see ``ddp_buckets``; only if structure_step is 0
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import gzip
 import json
 import logging
@@ -293,3 +297,21 @@ def gloo_threads(groups: list[dict[str, Any]], rank: int) -> dict[str, list[int]
     if rest or not each:
         return {}
     return {name: threads[at * each : (at + 1) * each] for at, name in enumerate(own)}
+
+
+def ddp_buckets() -> dict[str, list[int]]:
+    """Group → bytes of each all-reduce of its DDP model's backward pass, in their order; [] for a group with
+    several models, or a hook that sends something else.
+
+    Of models that have made their buckets anew, which DDP does after the first step, and tells of after the
+    third.
+    """
+    found: dict[str, list[int]] = {}
+    kind = torch.nn.parallel.DistributedDataParallel
+    for model in gc.get_referrers(kind):
+        known = model._get_ddp_logging_data() if type(model) is kind else {}
+        if sizes := known.get("rebuilt_bucket_sizes"):
+            group = model.process_group.group_name
+            is_clear = group not in found and not known.get("comm_hook")
+            found[group] = [int(size) for size in sizes.split(",")] if is_clear else []
+    return found

@@ -308,6 +308,7 @@ class ChakraTracer:
             },
             "process_groups": self._groups,
             "group_threads": self._group_threads,
+            "ddp_buckets": {} if self._recorder.structure else trace_manifest.ddp_buckets(),
         }
 
     def _write_manifest(self, records: dict[int, dict[str, Any]]) -> dict[str, Any]:

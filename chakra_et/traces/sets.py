@@ -65,14 +65,18 @@ class Manifest:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The process groups, with Kineto's field names; ``threads``: rank → its threads."""
-        threads = {rank: self.of_rank(rank, "group_threads", dict, {}) for rank in self._ranks}
+        """The process groups, with Kineto's field names; ``threads``, ``buckets``: rank → what its entry
+        has of the group."""
+        kept = {"threads": "group_threads", "buckets": "ddp_buckets"}
         return [
             {
                 "pg_name": group["name"],
                 "pg_desc": group.get("description"),
                 "ranks": group.get("ranks"),
-                "threads": {rank: names.get(str(group["name"])) for rank, names in threads.items()},
+                **{
+                    key: {n: self.of_rank(n, name, dict, {}).get(str(group["name"])) for n in self._ranks}
+                    for key, name in kept.items()
+                },
             }
             for group in _objects(self.content.get("process_groups"))
             if "name" in group

@@ -55,5 +55,14 @@ with ChakraTracer(sys.argv[1], "all", 0, 1, 1, rank, 4) as tracer:
     for _ in range(3):
         step()
         tracer.step()
+# From the second step on, DDP reduces other buckets than in the first one, the structure step.
+layers = torch.nn.ModuleDict({"last": torch.nn.Linear(300, 100), "first": torch.nn.Linear(64, 300)})
+forward = torch.nn.Sequential(layers["first"], torch.nn.ReLU(), layers["last"])
+layers.forward = lambda values: forward(values).sum()
+changing = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.1)
+with ChakraTracer(sys.argv[1], "buckets", 0, 1, 2, rank, 4) as tracer:
+    for _ in range(3):
+        changing(torch.ones(4, 64)).backward()
+        tracer.step()
 print("sharded" if sharded else "not sharded")
 dist.destroy_process_group()

@@ -32,6 +32,12 @@ def test_every_communication_of_four_ranks(torchrun, tmp_path):
     done = torchrun(4, WORKER, "out")
     assert done.returncode == 0, done.stdout
     assert main(["convert", str(tmp_path / "out")]) == 0
+    # DDP's first step had one bucket, whose bytes one of the two had later; the other one had none.
+    trace = et_file.read(tmp_path / "out" / "buckets.0.et")
+    rows = trace.attributes["comm_type"].rows
+    reduced = trace.column("comm_type")[rows] == CollectiveType.ALL_REDUCE
+    sizes = trace.column("comm_size")[rows][reduced].tolist()
+    assert sizes == 2 * [(300 * 100 + 100) * 4, (64 * 300 + 300) * 4]
     groups = json.loads((tmp_path / "out" / "all_comm_groups.json").read_text())
     known = Counter(tuple(ranks) for ranks in groups.values())
     # The pairs were made twice: by new_group and as a dimension of the mesh.

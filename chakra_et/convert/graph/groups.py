@@ -31,6 +31,7 @@ class Groups:
     in single events. ``of_launcher``: launching operator → its group. ``are_listed``: whether there is a
     record of groups; otherwise the default group is assumed. ``streams``: (device, stream) of the
     communication kernels → its number in the order of first use. ``of_thread``: gloo thread → its group.
+    ``buckets``: the manifest's ``ddp_buckets``.
     """
 
     def __init__(self, around: Around, kernels: np.ndarray, manifest: Sequence[dict[str, Any]]) -> None:
@@ -54,6 +55,8 @@ class Groups:
         self.streams = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}
         self.rank = int(as_number(device.distributed.get("rank"), -1))
         self.of_thread = {at: self.declared[of] for at, of in gloo_threads(device, manifest).items()}
+        buckets = ((str(record["pg_name"]), record["buckets"].get(self.rank)) for record in manifest)
+        self.buckets = {name: sizes for name, sizes in buckets if isinstance(sizes, list)}
 
     def _named_by(self, launch: int) -> Group | None:
         """The group of a launcher: by our tracer's annotation around it, or by the last text argument of a

@@ -116,6 +116,8 @@ def describe(
     ]
     start = device.start
     items.sort(key=lambda i: (int(start[i.launch if i.launch >= 0 else i.event]), i.event, i.part))
+    for name, sizes in groups.buckets.items():
+        _fill_from_buckets(items, around, name, sizes)
     _fill_from_period(items, device, findings)
     _warn_of_unknown_kernels(device, rows, findings)
     count: dict[str, int] = {}
@@ -256,6 +258,23 @@ def _collective(around: Around, item: Communication, what: CollectiveType, facts
     sent, got = around.splits(item.launch, facts) if what is CollectiveType.ALL_TO_ALL else ("", "")
     flag = flags[-1] if flags else None
     return replace(item, collective=what, asynchronous=flag, in_split=sent, out_split=got)
+
+
+def _fill_from_buckets(items: list[Communication], around: Around, group: str, sizes: list[int]) -> None:
+    """Give the all-reduces that DDP's C++ calls the ``sizes`` of its buckets, one after the other, in place
+    of what those of the structure step had, when there were other buckets; none where the numbers don't
+    fit."""
+    own = []
+    for at, item in enumerate(items):
+        callers = [around.name(row) for row in around.chain(item.launch)]
+        by_name = item.launch in around.marks or any(name.startswith(LAUNCHERS[1]) for name in callers)
+        if (item.group.name, item.api) == (group, "c10d::allreduce_") and not by_name:
+            own.append(at)
+    fits = sizes and not len(own) % len(sizes) and all(type(n) is int and 0 < n <= MAX_BYTES for n in sizes)
+    sizes = sizes if fits else [0]
+    for number, at in enumerate(own):
+        if items[at].collective is CollectiveType.ALL_REDUCE:  # not of sparse gradients
+            items[at] = replace(items[at], size=sizes[number % len(sizes)])
 
 
 def _fill_from_period(items: list[Communication], device: DeviceTrace, findings: Findings) -> None:
