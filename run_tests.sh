@@ -21,7 +21,6 @@ supervise "$PYTHON" -m ruff format --check . || problems="$problems, ruff format
 supervise "$PYTHON" -m mypy || problems="$problems, mypy"
 # Tests start hundreds of Python processes, and without bytecode each would compile all that it imports.
 unset PYTHONDONTWRITEBYTECODE
-# Slow tests of one file share set-ups that take minutes, so a file stays in one process.
-case " $* " in *" --slow "*) dist=loadfile ;; *) dist=worksteal ;; esac
-supervise "$PYTHON" -m pytest -n logical --dist "$dist" "$@" || problems="$problems, pytest"
+# Tests of one file share set-ups that take up to minutes, so a file stays in one process.
+supervise "$PYTHON" -m pytest -n logical --dist loadfile "$@" || problems="$problems, pytest"
 [ -z "$problems" ] || die "faults found by ${problems#, }: the lines above name them"

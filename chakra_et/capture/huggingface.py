@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from chakra_et.capture.tracer import ChakraTracer
 
 
-class ChakraCallback(TrainerCallback):
+class ChakraCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read transformers
     """Traces a ``Trainer``; the arguments are those of ``ChakraTracer``.
 
     Unless ``run_info`` is given, the manifest has the model's class and size and the training arguments.

@@ -69,7 +69,9 @@ def without_leavings(folder: Path) -> None:
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_killed_at_any_moment(
     tmp_path: Path, whole: dict[str, bytes], alone: dict[str, bytes], number: int
 ) -> None:
@@ -124,6 +126,7 @@ def _group_is_there(group: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_killed_while_replacing_older_files(
     tmp_path: Path, whole: dict[str, bytes], alone: dict[str, bytes]
 ) -> None:

@@ -94,13 +94,6 @@ def test_gzip_pairs_convert_to_the_same_bytes(folder: Path, tmp_path_factory: py
     assert written(packed) == written(folder)
 
 
-def test_the_same_bytes_with_any_number_of_workers_and_any_hash_seed(folder: Path) -> None:
-    assert run("convert_to_et.py", "--dir", folder, "--workers", 1, PYTHONHASHSEED="1").returncode == 0
-    first = written(folder)
-    assert run("convert_to_et.py", "--dir", folder, "--workers", 3, PYTHONHASHSEED="2").returncode == 0
-    assert written(folder) == first
-
-
 def test_bad_pair_does_not_stop_the_others(folder: Path) -> None:
     (folder / "bad_host.json").write_text("no trace")
     (folder / "bad_device.json").write_text("{}")

@@ -97,7 +97,7 @@ SEARCHED = 1.004
 # program's own optimum was simulated.
 @pytest.mark.parametrize(
     "seed",
-    [11, 81, 202, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (18, 133, 159, 1017, 2132, 2182))],
+    [11, 81, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (18, 133, 159, 1017, 2132, 2182, 202))],
 )
 def test_better_hardware_gave_a_slower_plan(seed: int) -> None:
     found = fasop_monotony.steps(seed)

@@ -192,7 +192,7 @@ def failures(folder: Path, seed: int, count: int) -> list[str]:
 
 @pytest.mark.parametrize("seed", [1])
 def test_a_mistake_in_a_file_is_one_sentence(tmp_path: Path, seed: int) -> None:
-    assert failures(tmp_path, seed, 40) == []
+    assert failures(tmp_path, seed, 15) == []
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from tests.fuzz.campaign import CampaignConfig
 
 
 def test_no_mutated_run_ends_in_anything_but_a_file_or_a_sentence() -> None:
-    outcomes, wrongs = campaign.campaign(CampaignConfig(inputs=150, seed=1, workers=2))
+    outcomes, wrongs = campaign.campaign(CampaignConfig(inputs=60, seed=1, workers=2))
     assert wrongs == []
-    assert sum(outcomes.values()) == 150 and outcomes["converted"] > 25 and outcomes["refused"] > 5
+    assert sum(outcomes.values()) == 60 and outcomes["converted"] > 10 and outcomes["refused"] > 2
 
 
 @pytest.mark.slow
@@ -107,13 +107,13 @@ def test_the_judge_sees_a_defect(good_run: Path, defect: str, monkeypatch: pytes
 
 
 def test_damaged_inputs_of_the_other_commands_end_in_a_result_or_a_sentence() -> None:
-    outcomes, wrongs = campaign.campaign(CampaignConfig(of="commands", inputs=120, seed=4, processes=2))
+    outcomes, wrongs = campaign.campaign(CampaignConfig(of="commands", inputs=50, seed=4, processes=2))
     assert wrongs == []
-    assert sum(outcomes.values()) == 120 and outcomes["exit status 0"] > 10 < outcomes["exit status 2"]
+    assert sum(outcomes.values()) == 50 and outcomes["exit status 0"] > 4 < outcomes["exit status 2"]
 
 
 def test_killed_commands_leave_old_files_or_new_ones() -> None:
-    assert kills.kills(kills.KillsConfig(kills=8, seed=3)) == []
+    assert kills.kills(kills.KillsConfig(kills=3, seed=3)) == []
 
 
 def test_a_killed_conversion_of_records_leaves_nothing_after_the_next(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_wandb_has_the_figures_of_the_log(tmp_path: Path, monkeypatch: pytest.Mo
     assert settings["partition"] == "2-2" and settings["model"] == "tiny"
 
 
+@pytest.mark.slow
 def test_another_partition_goes_on_with_the_same_losses(alone: Done, four_ranks: Done) -> None:
     """Of 2 × 2 ranks (pipeline × tensor), from the checkpoint of one process."""
     assert losses(four_ranks) == pytest.approx(losses(alone)[2:4], abs=1e-5)
@@ -133,6 +134,7 @@ def test_iteration_lines(alone: Done) -> None:
     assert any(re.fullmatch(start, line) for line in alone.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_memory_lines_of_every_data_parallel_group(four_ranks: Done) -> None:
     found = records.memory(four_ranks.stdout.encode())
     assert sorted(line.rank for line in found) == [0, 1, 2, 3]
@@ -144,6 +146,7 @@ def test_the_precision_that_is_used_is_logged(alone: Done) -> None:
     assert [line for line in alone.stdout.splitlines() if line.startswith("PRECISION")] == ["PRECISION: fp32"]
 
 
+@pytest.mark.slow
 def test_timers_of_every_rank_with_start_and_end(four_ranks: Done) -> None:
     found = records.timers(four_ranks.stdout.encode())
     for rank in range(4):

@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(run: Path, capsys) -> N
     )
 
 
-@pytest.mark.parametrize("answer", ["97", "[N/A]"])
+@pytest.mark.parametrize("answer", [pytest.param("97", marks=pytest.mark.slow), "[N/A]"])
 def test_a_node_records_what_nvidia_smi_tells(script: Script, tmp_path: Path, answer: str) -> None:
     """A stand-in for it, as a test machine need not have a GPU; one question may have no answer."""
     row = f"3, NVIDIA A10, 49, {answer}, 3072, 22731"

@@ -286,7 +286,9 @@ def test_the_scripts_are_clean_for_shellcheck() -> None:
     ("setting", "tool", "wanted"),
     [
         ("NSYS", "nsys", "profile -t cuda,nvtx -o {root}/log-nsys/{job} --export=sqlite"),
-        ("NCU", "ncu", "--target-processes all --nvtx -o {root}/log-ncu/{job}"),
+        pytest.param(
+            "NCU", "ncu", "--target-processes all --nvtx -o {root}/log-ncu/{job}", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_profiler_is_put_before_the_launch(

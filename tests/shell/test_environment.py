@@ -145,6 +145,7 @@ def test_the_image_tests_without_megatron_core(project: Path) -> None:
     assert not (project / ".venv").exists()
 
 
+@pytest.mark.slow
 def test_an_active_environment_that_lacks_something_is_left_alone(
     finished: tuple[Path, Result[str]], project: Path
 ) -> None:
@@ -205,6 +206,7 @@ def test_two_at_once_make_one_environment(project: Path) -> None:
     assert sum("making .venv/" in messages for _, messages in outputs) == 1
 
 
+@pytest.mark.slow
 def test_environment_made_without_gpu_is_made_anew_where_there_is_one(project: Path) -> None:
     """A cluster's login node has no GPU and gets PyTorch's CPU build; its compute nodes share the folder."""
     assert set_up(project).returncode == 0
@@ -219,6 +221,7 @@ def test_environment_made_without_gpu_is_made_anew_where_there_is_one(project: P
     assert set_up(project).stderr == "", "a GPU build serves a machine without a GPU"
 
 
+@pytest.mark.slow
 def test_pins_that_this_python_cannot_meet_give_way_to_the_ranges(project: Path) -> None:
     lock(project, "mosimprobe==1.9")
     result = set_up(project)
@@ -226,6 +229,7 @@ def test_pins_that_this_python_cannot_meet_give_way_to_the_ranges(project: Path)
     assert probe_version(result.stdout.strip()) == "1.3.0"
 
 
+@pytest.mark.slow
 def test_a_failed_install_says_so_and_the_next_run_starts_afresh(project: Path) -> None:
     wheels = project / "wheels"
     wheels.rename(project / "elsewhere")
@@ -242,6 +246,7 @@ def test_a_failed_install_says_so_and_the_next_run_starts_afresh(project: Path) 
     assert set_up(project).returncode == 0
 
 
+@pytest.mark.slow
 def test_conversion_has_a_small_environment_of_its_own(project: Path) -> None:
     result = set_up(project, "convert")
     assert result.stdout.strip() == str(project / "chakra-venv" / "bin" / "python")

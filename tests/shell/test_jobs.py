@@ -370,4 +370,4 @@ def test_tests_run_even_if_the_style_is_at_fault(project: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("run_tests.sh: faults found by ruff format: ")
     assert run(project, "run_tests.sh").returncode == 0
-    assert calls(project)[-1] == "-m pytest -n logical --dist worksteal"
+    assert calls(project)[-1] == "-m pytest -n logical --dist loadfile"

@@ -205,20 +205,20 @@ def _both(replay, naive, ranks: list[list[dict]]) -> None:
     assert got == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rank_sets())
 def test_device_replay_equals_the_naive_simulator(ranks):
     _both(replay_device, naive_device, ranks)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rank_sets())
 def test_device_replay_node_by_node_equals_the_naive_simulator(ranks):
     with mock.patch.multiple(schedules, PATIENCE=0, FEW=100, SEQUENCE=3):
         _both(replay_device, naive_device, ranks)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rank_sets())
 def test_astra_replay_equals_the_naive_simulator(ranks):
     _both(replay_astra, naive_astra, ranks)

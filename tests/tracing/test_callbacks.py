@@ -55,7 +55,7 @@ def hugging_face(folder: Path, accumulation: int = 1, fail_at: int = -1, max_ste
     return transformers.Trainer(Net(fail_at), arguments, train_dataset=Data(), callbacks=[callback]), callback
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_hugging_face_trainer_is_traced_by_optimizer_steps(accumulation, tmp_path):
     trainer, _ = hugging_face(tmp_path, accumulation)
     trainer.train()
@@ -71,6 +71,7 @@ def test_hugging_face_trainer_is_traced_by_optimizer_steps(accumulation, tmp_pat
     assert manifest["run"]["config"]["gradient_accumulation_steps"] == accumulation
 
 
+@pytest.mark.slow
 def test_hugging_face_trainer_that_ends_early_or_fails(tmp_path):
     trainer, _ = hugging_face(tmp_path / "early", max_steps=3)
     trainer.train()
@@ -122,7 +123,7 @@ def lightning_trainer(folder: Path, fail_at: int = -1, accumulation: int = 1):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_lightning_is_traced_by_optimizer_steps(accumulation, tmp_path):
     trainer, module, data = lightning_trainer(tmp_path, accumulation=accumulation)
     trainer.fit(module, data)

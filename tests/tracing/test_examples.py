@@ -56,7 +56,7 @@ def communication(path: Path) -> Sizes:
     return dict(found)
 
 
-FAST = ("ddp", "fsdp2")
+FAST = ("fsdp2",)
 RUNS = [
     pytest.param(example, world, marks=[pytest.mark.slow] if world == 4 or example not in FAST else [])
     for example in EXAMPLES

@@ -92,7 +92,9 @@ def test_run_that_ends_within_the_active_steps_is_told(tmp_path, caplog):
     assert "training ended after 2 of 3 active steps" in caplog.text
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_signal_in_an_active_step(worker, tmp_path, number, code):
     process = worker("out", "t", "8", "--fault", "wait:3:0")
     wait_for(tmp_path / "out" / "waiting", process)
@@ -138,7 +140,7 @@ CUT_OFF = (
 )
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_file_size_limit_is_one_sentence_and_leaves_no_rest(worker, tmp_path, strict):
     process = worker("out", "t", "8", "--fault", "tiny-files:3:0", *(["--strict"] if strict else []))
     output, _ = process.communicate(timeout=120)
@@ -185,6 +187,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_full_disk_is_one_sentence_and_leaves_no_rest(worker, small_disk, strict):
     process = worker(str(small_disk), "t", "24", "--active", "20", *(["--strict"] if strict else []))

@@ -63,12 +63,12 @@ def test_any_failure_of_the_recording(method, tmp_path, caplog, monkeypatch):
     ("other", "expected"),
     [
         ("around", OTHER_RUNNING),
-        ("around with autograd.profiler", OTHER_RUNNING),
-        ("around, wait 0", OTHER_RUNNING),
+        pytest.param("around with autograd.profiler", OTHER_RUNNING, marks=pytest.mark.slow),
+        pytest.param("around, wait 0", OTHER_RUNNING, marks=pytest.mark.slow),
         ("around, wait 1", OTHER_STARTED),
-        ("around, wait 2", OTHER_STARTED),
+        pytest.param("around, wait 2", OTHER_STARTED, marks=pytest.mark.slow),
         ("within one step", OTHER_STARTED),
-        ("from an active step to beyond the last", OTHER_STARTED),
+        pytest.param("from an active step to beyond the last", OTHER_STARTED, marks=pytest.mark.slow),
         ("observer", "another ExecutionTraceObserver is registered in this process"),
     ],
 )
@@ -105,7 +105,7 @@ for _ in range(int(sys.argv[2])):
 """
 
 
-@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_tracer_that_nobody_ended_ends_with_the_interpreter(steps: int, tmp_path: Path) -> None:
     """PyTorch crashed: it was still recording."""
     done = subprocess.run(

@@ -47,7 +47,7 @@ def test_every_rank_has_its_own_pair_and_the_manifest_knows_all(torchrun, tmp_pa
         assert recorded.count("gloo:all_reduce") >= 2
 
 
-@pytest.mark.parametrize("fault", ["raise", "kill"])
+@pytest.mark.parametrize("fault", [pytest.param("raise", marks=pytest.mark.slow), "kill"])
 def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
     """Seen on torch 2.4: the survivor crashed on stopping the profiler right after the failure."""
     done = torchrun(2, WORKER, "out", "t", 6, "--fault", f"{fault}:3:1", timeout=120)
@@ -70,6 +70,7 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
     assert not list(folder.glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_rank_0_goes_on_while_another_rank_counts_fewer_steps(torchrun, tmp_path):
     """It waited for 60 s within its step for a rank that waited for it in a collective."""
     done = torchrun(2, WORKER, "out", "t", 7, "--fault", "uncounted:2:1", timeout=120)

@@ -161,7 +161,9 @@ with torch.inference_mode():
 """
 
 
-@pytest.mark.parametrize(("words", "steps"), [((), [3]), (("--step-on", "ReLU"), [3])])
+@pytest.mark.parametrize(
+    ("words", "steps"), [pytest.param((), [3], marks=pytest.mark.slow), (("--step-on", "ReLU"), [3])]
+)
 def test_inference_is_traced_by_the_calls_of_a_module(words, steps, project: Path) -> None:
     (project / "code" / "serve.py").write_text(INFERENCE)
     done = run(project, *words, "code/serve.py", CHAKRA_TRACE="outputs/t", CHAKRA_TRACE_ACTIVE="1")
@@ -232,7 +234,9 @@ class Worker(mp.get_context("START").Process):
 if __name__"""
 
 
-@pytest.mark.parametrize("subclass", ["", "spawn", "fork"])
+@pytest.mark.parametrize(
+    "subclass", ["", *(pytest.param(start, marks=pytest.mark.slow) for start in ("spawn", "fork"))]
+)
 def test_processes_that_the_script_spawns_are_followed(project: Path, subclass: str) -> None:
     script = SPAWNING
     if subclass:
@@ -275,7 +279,7 @@ def test_a_module_that_is_called_before_the_training_is_no_step(project: Path) -
     [
         ("os._exit(3)", 3),
         ("os.kill(os.getpid(), signal.SIGTERM)", 143),
-        ("os.kill(os.getpid(), signal.SIGHUP)", 129),
+        pytest.param("os.kill(os.getpid(), signal.SIGHUP)", 129, marks=pytest.mark.slow),
     ],
 )
 def test_a_script_that_is_ended_keeps_what_was_recorded(end: str, status: int, project: Path) -> None:

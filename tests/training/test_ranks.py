@@ -123,6 +123,7 @@ def failing_script(folder: Path, repo_root: Path, what: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_ends_all_and_is_quoted(start_job: Start, tmp_path: Path, repo_root: Path) -> None:
     script = failing_script(tmp_path, repo_root, "raise OSError('the data is on fire')")
     job = start_job(2, script, *TINY, *ENDLESS)

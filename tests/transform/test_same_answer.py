@@ -78,7 +78,7 @@ def sets(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--dp", "8"],
+        pytest.param(["--dp", "8"], marks=pytest.mark.slow),
         pytest.param(["--dp", "64"], marks=pytest.mark.slow),
         ["--layers", "2x"],
         ["--dp", "4", "--layers", "6"],
@@ -94,7 +94,12 @@ def test_gpt2_on_gloo(
 
 
 @pytest.mark.parametrize(
-    "flags", [["--dp", "4"], ["--layers", "2x"], ["--layers", "8", "--pp", "4"]], ids=" ".join
+    "flags",
+    [
+        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--dp", "4"], ["--layers", "2x"])),
+        ["--layers", "8", "--pp", "4"],
+    ],
+    ids=" ".join,
 )
 def test_megatron(
     flags: list[str], examples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

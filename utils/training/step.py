@@ -77,7 +77,7 @@ class ModelFamily:
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(f"the weights at {weights} can't be loaded: {reason}") from error
-        model.to(torch.float32)  # type: ignore[arg-type]
+        model.to(torch.float32)
         return model
 
 

@@ -79,7 +79,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         preset = config.presets[config.model_name]
         self.model = family.build(preset, resumed, config.dropout, config.gradient_checkpointing)
-        self.model.to(world.device)  # type: ignore[arg-type]
+        self.model.to(world.device)
         self._build_data()
         samples, accumulation = len(self.training_set), config.gradient_accumulation_steps
         self.plan = BatchPlan(samples, config.batch_size, world.size, accumulation, config.seed)
