@@ -134,10 +134,10 @@ class Diagnosis:
         """Which rank is slow, and how far apart the ranks start."""
         found = []
         if self.slow_rank is not None:
-            verb = "are" if len(self.slow_ranks) > 1 else "is"
+            verb, they = ("are", "they") if len(self.slow_ranks) > 1 else ("is", "it")
             found.append(
-                f"{self.slow_names()} {verb} slow, mostly in {self.slow_in}: as fast as the median of the "
-                f"others, the step would be {self.slow_rank_gain:.0%} shorter."
+                f"{self.slow_names()} {verb} slow, mostly in {self.slow_in} time: as fast as the median of "
+                f"the others, {they} would make the step {self.slow_rank_gain:.0%} shorter."
             )
         elif self.ranks > 1:
             turns = "The ranks take turns at being slow: none of them is to blame."
@@ -237,7 +237,7 @@ def _evidence(
     if bound in causes:
         return f"Without that the step would be {causes[bound]:.0%} shorter."
     if bound == "unknown":
-        return "Neither device, host nor communication shortens the step by 1% if it is twice as fast."
+        return "None of device, host and communication would shorten the step by 1% if it were twice as fast."
     gained = halved[{"cpu": "compute", "python": "host"}.get(bound, bound)]
     parts = describe(shares, len(shares))
     return f"Twice as fast, it would make the step {gained:.0%} shorter (time of the ranks: {parts})."
@@ -332,4 +332,4 @@ def _contradictions(run: Run, found: Diagnosis, has_device: bool) -> Iterator[tu
         )
     phases = {name: sum(int(in_phase(trace, name).sum()) for trace in run.graph.traces) for name in _PHASES}
     if phases[b"optimizer"] and not (phases[b"forward"] and phases[b"backward"]):
-        yield ("no-backward", "the optimizer runs, but no forward or backward pass was told apart")
+        yield ("no-backward", "the optimizer runs, but no forward or backward pass was recognised")

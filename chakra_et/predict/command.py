@@ -225,7 +225,7 @@ def lines(prediction: Prediction) -> list[str]:
         rows.append((str(rank.rank), measured, *found, *bound))
     steps = len(prediction.ranks[0].steps)
     return [
-        f"{prediction.run.name}: step time per rank, mean of {plural(steps, 'step')}; ± is one standard "
+        f"{prediction.run.name}: step time of each rank, mean of {plural(steps, 'step')}; ± is one standard "
         "deviation",
         *text.table(rows, right=range(6)),
         *(f"note: {note}" for note in [*_about_steps(prediction.ranks), *prediction.notes]),

@@ -156,13 +156,13 @@ def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[flo
     traced = slowest_ms([facts.traced for facts in known]) or graph
     cost = slowest_ms([of.get("recording_cost_ns") for of in metadata])
     if cost is None:
-        of_graph = "the times hold the cost of recording"
+        of_graph = "the times include the cost of recording"
     else:
         how = " with PyTorch's observer" if any(facts.observed for facts in known) else ""
         off = f"{cost:.2f} µs per operator taken off for recording{how}"
         of_graph = f"the step of the graph takes {graph:,.3f} ms ({off})"
     if not traced:
-        return ["no step is marked in the trace; its times hold the cost of recording"]
+        return ["no step is marked in the trace; its times include the cost of recording"]
     if not untraced:
         return [f"no untraced step was measured; {of_graph}"]
     early = "; if the untraced steps, which come first, weren't warm yet, record later (more wait steps)"

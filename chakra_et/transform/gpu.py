@@ -123,8 +123,8 @@ class OtherGpu:
             such = np.array([each == guess for each in guesses])[found.of]
             notes.append(f"{int(such.sum()):,} kernels ({taken[such].sum() / 1e6:,.3f} ms) {guess}")
         notes += [
-            f"kernels on {gpu.name} but matrix products are taken to reach the parts of its rates "
-            f"that {like}'s do"
+            f"all kernels on {gpu.name} but matrix products are taken to reach the same shares of its rates "
+            f"as on {like}"
             for gpu in (source, target)
             if (like := operator_times.LIKE[gpu.vendor]) != gpu.name
         ]

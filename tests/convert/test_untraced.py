@@ -183,7 +183,7 @@ def test_the_first_step_and_prepared_steps_are_not_untraced():
 def test_a_trace_without_steps_has_no_step_of_0_ms():
     """ "The traced step takes 0.000 ms", for traces in which no step is marked."""
     assert steps_sentence([{"steps_micros": '{"untraced": null}'}], [0.0]) == [
-        "no step is marked in the trace; its times hold the cost of recording"
+        "no step is marked in the trace; its times include the cost of recording"
     ]
 
 
