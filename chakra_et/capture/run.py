@@ -213,10 +213,27 @@ def _after_each_call(call: Callable[[Any], None], name: str) -> list[Any]:
             if not inside:
                 _uncompiled(call)(module)
 
-    return [
+    handles = [
         modules.register_module_forward_pre_hook(enter),
         modules.register_module_forward_hook(leave, always_call=True),
     ]
+    every: Any = modules._global_forward_pre_hooks, modules._global_forward_hooks
+    exports: Any = torch.export
+    export = exports.export
+
+    @functools.wraps(export)
+    def export_without_hooks(*values: Any, **options: Any) -> Any:
+        # With strict=True it traces how modules are called, and fails where all of them have hooks.
+        pairs = zip(every, handles, strict=True)
+        kept = [(hooks, each.id, hooks.pop(each.id)) for hooks, each in pairs if each.id in hooks]
+        try:
+            return export(*values, **options)
+        finally:
+            for hooks, at, hook in kept:
+                hooks[at] = hook
+
+    exports.export = export_without_hooks
+    return handles
 
 
 def _after_each_step(call: Callable[[Any], None], handles: list[Any]) -> None:
