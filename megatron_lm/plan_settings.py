@@ -116,6 +116,7 @@ def _check(plan: Plan) -> None:
     each, used = " and ".join(map(str, sorted(set(sizes)))), plan.tp * plan.dp * plan.pp
     alike = "megatron_lm starts the same number of processes on each node"
     unknown = any((model.cp > 1, options.cuda_graphs, options.offload, options.again, options.recomputed < 1))
+    unknown = unknown or options.adapters
     other = model.encoder_layers is not None or not model.causal or model.experts > 0
     layer = model.attention_weights + model.hidden * (3 * model.ffn_width + 2)
     llama = model.layers * layer + model.hidden * (model.vocab * (1 if model.tied else 2) + 1)
@@ -132,7 +133,7 @@ def _check(plan: Plan) -> None:
         "megatron_lm reduces gradients at the end (no --overlap)": options.overlap and plan.dp > 1,
         f"it is for {options.engine}": options.engine != "megatron",
         "megatron_lm computes in 16 or 32 bits": options.precision not in ("mixed", "fp32"),
-        "megatron_lm has no --cp, --cuda-graphs, --offload and recomputes no single modules": unknown,
+        "megatron_lm has no --cp, --cuda-graphs, --offload, --lora and recomputes no single modules": unknown,
         "megatron_lm reduces gradients of 4 bytes, the plan fewer": options.gradient_bytes != 4,
         "its stages differ in tp, micro-batch or recomputation (--per-stage)": len(ways) > 1,
         f"its nodes have {each} GPUs, and {alike}": len(set(sizes)) > 1,

@@ -52,10 +52,14 @@ class Config:
         "activations that the backward pass computes again; auto: whichever is fastest", "none"
     )
     recomputed: float = exact_flag("share of the layers that --recompute full is for", 1.0, least=0, most=1)
-    zero: Literal[0, 1, 2, 3] = cli.option("1 shards optimizer states, 2 also gradients, 3 parameters", 0)
+    zero: Literal[0, 1, 2, 3] | None = cli.option(
+        "1 shards optimizer states, 2 also gradients, 3 parameters (default: as --recipe has it)", None
+    )
     overlap: bool = exact_flag("reduce gradients during the last backward pass", False)
     sequence_parallel: bool = exact_flag("split activations by tokens between tensor-parallel ranks", False)
-    attention: Attention = exact_flag("flash: fused, no scores stored; flash2: FlashAttention-2", "unfused")
+    attention: Attention | None = exact_flag(
+        "flash: fused, no scores stored; flash2: FlashAttention-2 (default: as --recipe has it)", None
+    )
     precision: Numbers = exact_flag(
         "mixed, bf16: 16 bits with fp32 master weights; fp8 to nvfp4: the same, but products in this",
         "mixed",
@@ -64,6 +68,8 @@ class Config:
     cp_comm: CpComm = exact_flag("exchange keys and values in a ring (p2p) or heads all-to-all (a2a)", "ring")
     fsdp: bool = exact_flag("shard parameters and overlap communication: --zero 3 --overlap", False)
     hsdp: int = exact_flag("--fsdp within groups of N GPUs; each group holds all parameters", 0, least=0)
+    lora: bool = exact_flag("train LoRA's adapters alone, of rank 16, beside attention's products", False)
+    fast_dispatch: bool = exact_flag("send tokens to experts by kernels for it: DeepEP, HybridEP", False)
     offload: bool = exact_flag("keep and update optimizer states on the host", False)
     cuda_graphs: CudaGraphs = exact_flag(
         "attention, layer: a CUDA graph for each pass of it; full, or the flag alone: one for the whole step",
@@ -115,7 +121,7 @@ class Config:
                 raise ValueError("--cost-model hpdc24 has no --max-tp above 4: use --cost-model exact")
             only = [each for each in fields(self) if each.metadata.get("exact_only")]
             changed = [each.name for each in only if getattr(self, each.name) != each.default]
-            if changed or self.zero > 1:
+            if changed or (self.zero or 0) > 1:
                 flag = (*changed, "zero")[0].replace("_", "-")
                 raise ValueError(f"--cost-model hpdc24 has no --{flag}: use --cost-model exact")
 
@@ -141,11 +147,12 @@ class Config:
         modern = self.recipe == "modern" or self.recipe == "auto" and not measured
         same = {each.name: getattr(self, each.name) for each in fields(Options) if hasattr(self, each.name)}
         same |= {
-            "zero": 3 if self.fsdp or self.hsdp else max(self.zero, int(modern)),
+            "zero": 3 if self.fsdp or self.hsdp else int(modern) if self.zero is None else self.zero,
             "overlap": self.overlap or self.fsdp or self.hsdp > 0,
             "shard": self.hsdp,
+            "adapters": self.lora,
             "sequence_parallel": self.sequence_parallel or modern,
-            "attention": "flash" if modern and self.attention == "unfused" else self.attention,
+            "attention": self.attention or ("flash" if modern else "unfused"),
             "precision": self.precision.replace("-", " "),
         }
         if self.recompute != "auto":
@@ -199,7 +206,11 @@ def found(
         plans = _exact(config, model, clusters, cost_files)
         rows = [report.csv_row(plan) for plan in plans] if config.csv else []
     if not plans:
-        raise PlanError(config.goal.no_plan(model.name, [cluster.name for cluster in clusters]))
+        exact, sharded = config.cost_model == "exact", config.fsdp or config.hsdp or config.zero == 3
+        untried = {"--recompute auto": config.recompute == "auto", "--fsdp": sharded}
+        untried |= {"--offload": config.offload, "--cp 2": config.cp > 1}
+        flags = [flag for flag, is_given in untried.items() if exact and not is_given]
+        raise PlanError(config.goal.no_plan(model.name, [cluster.name for cluster in clusters], flags))
     return plans, rows, clusters
 
 

@@ -97,7 +97,7 @@ def published() -> Mapping[str, float]:
 def kind_of_plan(gpu: str, model: Model, options: Options) -> str:
     """What plans whose errors are alike are called."""
     kind = "experts" if model.experts else "sharded parameters" if options.zero == 3 else "dense"
-    return f"{gpu}, {kind}"
+    return f"{gpu}, {kind}{', fp32' * (options.precision == 'fp32')}"
 
 
 def mean_error(name: str, model: Model, options: Options) -> float | None:

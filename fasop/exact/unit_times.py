@@ -97,6 +97,7 @@ class Compute:
         """
         gpu, name, speed = kind.costs_of, kind.name, kind.speed
         source = next((each for each in reversed(self.sources) if each.degrees(gpu)), None)
+        source = None if self.options.adapters else source  # costs are those of training all weights
         slower = f" divided by {speed:g}" if speed != 1 else ""
         notes = () if gpu == name and not slower else (f"{name}: costs of {gpu}{slower}",)
         degrees, included = [], False

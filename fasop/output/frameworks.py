@@ -38,6 +38,7 @@ def exported(plan: Plan, framework: str) -> str:
     reasons = {
         "its stages differ in tp, micro-batch or recomputation (--per-stage)": bool(plan.choices),
         "it runs out of memory": plan.is_oom,
+        "LoRA's adapters have settings of their own there": options.adapters,
         f"{framework} has no zero-bubble schedule with one chunk per stage": bool(plan.weight_gradients),
         f"{framework} has no model like {model.name}": bool(unlike),
         f"{framework} makes no CUDA graphs": bool(options.cuda_graphs) and not bridge,
@@ -79,6 +80,7 @@ def not_exported(plan: Plan, framework: str) -> list[str]:
         f"recomputation {options.recompute}": deepspeed and options.recompute != "none",
         "stages of PipelineModule, as many layers in each": deepspeed and plan.pp > 1,
         f"{', '.join(options.unfused)} not fused": bool(options.unfused),
+        "which kernels dispatch tokens, DeepEP or HybridEP": plan.ep > 1 and options.fast_dispatch,
         "experts, whose products stay in 16 bits there": wide,
         f"times, which are those of --engine {options.engine}": options.engine not in framework,
     }
@@ -150,6 +152,7 @@ def _bridge(plan: Plan) -> dict[str, Any]:
         "model.cp_comm_type": "a2a" if plan.model.by_heads else None,
         "model.expert_model_parallel_size": plan.ep,
         "model.expert_tensor_parallel_size": plan.tp if plan.model.experts else None,
+        "model.moe_token_dispatcher_type": "flex" if plan.ep > 1 and options.fast_dispatch else None,
         "model.sequence_parallel": options.sequence_parallel and plan.tp > 1,
         "model.seq_length": plan.model.seq * cp,
         "model.recompute_granularity": None if options.recompute == "none" else options.recompute,

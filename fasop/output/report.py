@@ -150,6 +150,7 @@ def faster_flags(plan: Plan) -> list[str]:
         "--sequence-parallel": {"sequence_parallel": plan.tp > 1},
         "--overlap": {"overlap": True},
         "--cuda-graphs": {"cuda_graphs": True},
+        "--fast-dispatch": {"fast_dispatch": plan.ep > 1},
     }
     known = [hardware(plan.cluster.gpu(name).costs_of) for name in set(plan.placement)]
     if plan.options.precision == "mixed" and all(gpu and "8 bit" in gpu.peaks for gpu in known):
@@ -194,7 +195,7 @@ def stages(plan: Plan) -> list[str]:
     listed = ", ".join(f"{name} {degree}" for name, degree in degrees.items())
     alike = "" if plan.choices else f" ({listed}, micro-batches of {plan.mbs})"
     lines = [f"Plan 1 by stage{alike}:", *text.table([list(rows[0]), *(list(row.values()) for row in rows)])]
-    if plan.hosts:
+    if len(set(plan.placement)) > 1 or any(gpu.hosts for gpu in plan.cluster.gpus):
         lines.append(f"Nodes in rank order: {' '.join(plan.hosts)}")
     if plan.split_stage is not None:
         lines.append(f"The decoder begins at stage {plan.split_stage}.")
@@ -213,7 +214,7 @@ def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) 
         return line
     peaks = [of.peak("16 bit") * gpu.speed for of, gpu in zip(known, types, strict=True)]
     peak = sum(each * count for each, count in zip(peaks, gpus.values(), strict=True))
-    return f"{line}, MFU {rate / peak:.1%} (of the dense 16-bit peak)"
+    return f"{line}, MFU {rate / peak:.1%} (of the dense 16-bit peak; attention counted over whole sequences)"
 
 
 def errors(cluster: Cluster, names: set[str], model: Model, options: Options) -> dict[str, float | None]:

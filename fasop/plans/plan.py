@@ -291,12 +291,12 @@ class Goal:
         """Whether a shape has the degrees that are asked for."""
         return all(getattr(self, key) in (None, getattr(shape, key)) for key in ("tp", "dp", "pp", "mbs"))
 
-    def no_plan(self, model: str, clusters: Sequence[str]) -> str:
-        """Why a search found nothing, and what would find something."""
+    def no_plan(self, model: str, clusters: Sequence[str], flags: Sequence[str]) -> str:
+        """Why a search found nothing, and what may find something; flags: of it, what saves memory."""
         what = f"no plan of {model} on {clusters[0] if len(clusters) == 1 else 'any cluster'}"
         if (most := self.max_step_time) is not None:
             return f"{what} takes at most {most:g} s per step: raise --max-step-time or add GPUs."
-        return f"{what} fits into memory: give --recompute auto, --fsdp, a larger --max-tp, or more GPUs."
+        return f"{what} fits into memory: give {', '.join([*flags, 'a larger --max-tp'])}, or more GPUs."
 
     @property
     def no_shape(self) -> str:

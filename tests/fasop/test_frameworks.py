@@ -63,6 +63,7 @@ def test_each_framework_gets_the_plan_in_its_own_words(plan: Plan) -> None:
         ("torchtitan", {"options": Options(precision="fp8 blocks")}, "has no fp8 blocks"),
         ("megatron-bridge", {"options": Options(precision="fp32")}, "has no fp32"),
         ("megatron-bridge", {"is_oom": True}, "runs out of memory"),
+        ("torchtitan", {"options": Options(adapters=True)}, "LoRA.s adapters have settings of their own"),
     ],
 )
 def test_what_a_framework_cannot_run_is_refused(
@@ -106,6 +107,9 @@ def test_parts_of_a_step_are_exported_to_megatron_bridge(plan: Plan) -> None:
     model = yaml.safe_load(exported(replace(plan, options=whole), "megatron-bridge"))["model"]
     assert (model["recompute_method"], model["recompute_num_layers"]) == ("uniform", 1)
     assert (model["cuda_graph_impl"], model["cuda_graph_scope"]) == ("transformer_engine", [])
+    routed = replace(plan, ep=2, options=replace(whole, fast_dispatch=True))
+    assert yaml.safe_load(exported(routed, "megatron-bridge"))["model"]["moe_token_dispatcher_type"] == "flex"
+    assert "# not in this file: which kernels dispatch tokens" in exported(routed, "megatron-bridge")
 
 
 def test_what_is_not_in_the_file_is_named(plan: Plan) -> None:

@@ -167,6 +167,30 @@ def test_nothing_fits_but_with_recomputation_it_would(
     assert "fits into memory" in refused(capsys, *on(0.5), "--cost-model", "hpdc24")
 
 
+def test_flags_that_are_given_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal named flags that were given, ``--attention unfused`` and ``--zero 0`` changed nothing on
+    their own, and LoRA couldn't be planned.
+    """
+    argv = [
+        "plan",
+        "--model",
+        "mixtral-8x7b",
+        "--cluster",
+        "8xA100",
+        "--recompute",
+        "auto",
+        "--global-batch",
+        "64",
+    ]
+    assert "give --offload, --cp 2, a larger --max-tp, or more GPUs." in refused(capsys, *argv, "--fsdp")
+    text = run(capsys, *argv, "--lora", "--top", "1")
+    assert ", LoRA, " in text and "Nodes in rank order" not in text, "nobody named the nodes"
+    options = Config("m", "c", attention="unfused", zero=0, lora=True, fast_dispatch=True).options(False)[0]
+    assert (options.attention, options.zero, options.sequence_parallel) == ("unfused", 0, True)
+    assert options.adapters and options.fast_dispatch
+    assert Config("m", "c").options(False)[0].zero == 1 and Config("m", "c").options(True)[0].zero == 0
+
+
 def changed(text: str, **values: object) -> str:
     """A file of one plan with some fields changed."""
     document = json.loads(text)
