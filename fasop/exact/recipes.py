@@ -35,18 +35,7 @@ from fasop.inputs.models import LAYERS, Model
 from fasop.plans.options import NARROW, Options
 
 FILE = Path(__file__).parents[1] / "data" / "recipes.json"
-# What a constant is before any run was seen, and the standard deviation of its logarithm. Hosts: seconds per
-# kernel, and per expert of a layer, whose products and casts are started one by one.
-PRIORS = {
-    **{"products": (1.0, 0.15), "products8": (1.0, 0.2), "experts": (1.0, 0.25), "unaligned": (3.0, 0.25)},
-    **{"attention": (1.0, 0.4), "memory": (1.5, 0.5), "casts": (1.0, 0.25), "row casts": (3.0, 0.5)},
-    **{"host": (6e-5, 0.5), "expert host": (3e-4, 0.5), "tensor": (1.0, 0.3), "tokens": (1.0, 0.5)},
-    **{"tensor: overlapped, megatron": (0.5, 0.5), "beside": (0.5, 0.5)},
-    # PyTorch's own reaches 35% of H100's peak (chakra_et/cost/operator_times.json), FlashAttention-3 65%.
-    "attention: Hopper, torchtitan": (1.87, 0.15),
-    # Triton's has neither: 1.6 times as long as FlashAttention-2 in MPT's runs on A100.
-    "attention: Hopper, mpt": (1.87 * 1.6, 0.15),
-}
+PRIORS: dict[str, list[float]] = json.loads(FILE.with_name("priors.json").read_text("utf-8"))["priors"]
 # GPUs as cluster files call them: the name in chakra_et's table, and bytes per second of another memory. The
 # A100 of AWS's p4d has 40 GB, GH-96 is the GH200 with 96 GB.
 CALLED = {
@@ -108,7 +97,8 @@ def mean_error(name: str, model: Model, options: Options) -> float | None:
 
 def prior(name: str) -> tuple[float, float]:
     """A constant's value and width before any run was seen."""
-    return PRIORS.get(name) or PRIORS[name.split(":")[0]]
+    value, width = PRIORS.get(name) or PRIORS[name.split(":")[0]]
+    return value, width
 
 
 def constant(name: str) -> float:
