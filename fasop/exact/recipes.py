@@ -31,21 +31,14 @@ from fasop.exact.kernels import (
     unit_work,
 )
 from fasop.exact.memory import parameters
+from fasop.inputs.clusters import PRESETS
 from fasop.inputs.models import LAYERS, Model
+from fasop.inputs.read_files import read_yaml
 from fasop.plans.options import NARROW, Options
 
 FILE = Path(__file__).parents[1] / "data" / "recipes.json"
 PRIORS: dict[str, list[float]] = json.loads(FILE.with_name("priors.json").read_text("utf-8"))["priors"]
-# GPUs as cluster files call them: the name in chakra_et's table, and bytes per second of another memory. The
-# A100 of AWS's p4d has 40 GB, GH-96 is the GH200 with 96 GB.
-CALLED = {
-    "A100": ("A100", 1.555e12),
-    "A100-80GB": ("A100", 2.039e12),
-    "A10G": ("A10", 0.6e12),
-    "RTX-3090": ("RTX3090", 0.936e12),
-    "Titan-RTX": ("RTX2080Ti", 0.672e12),
-    "GH-96": ("H200", 4.0e12),
-}
+CALLED = read_yaml(PRESETS, "called")  # GPUs as cluster files call them
 TILE = 128  # tokens of the tiles in which fused attention computes its scores
 SETS = 6  # of operands that take turns in the cache: a layer's products each have their own
 # Numbers that Adam with fp32 master weights touches per parameter, in bytes: gradient copied, unscaled and

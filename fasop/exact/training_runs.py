@@ -140,7 +140,7 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
             run = read(_with_recipe(row, rows), settings)
             if not 0 < run.seconds < 1e9:
                 raise PlanError("its time is no number of seconds above 0.")
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             why = str(error) if isinstance(error, PlanError) else f"a column can't be read: {error}."
             why = f"{error.args[0]} can't be planned." if isinstance(error, KeyError) else why
             run = Run("", "", PlanError(why), Options(), math.nan, (), row)
@@ -275,8 +275,9 @@ def _mpt(row: Mapping[str, str], _: object) -> Run:
     name = f"MPT {row['model']}, {count} × {row['gpu']}, seq {seq}"
     seconds = gbs * seq / float(row["tokens_per_s_per_gpu"]) / count
     options = Options(
-        recompute="full" if row["recompute"] == "True" else "none",
-        zero=2 if row.get("sharding") == "SHARD_GRAD_OP" else 3,
+        recompute=_known("recomputation", row["recompute"]),
+        zero=_known("sharding", row.get("sharding")),
+        offload=_known("offload", row.get("offload")),
         overlap=True,
         attention="flash",
         precision=_known("precision", row["precision"]),

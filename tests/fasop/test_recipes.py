@@ -437,6 +437,29 @@ def test_a_row_that_cannot_be_read_leaves_the_others(
     assert why.startswith(reason) and count == 1
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("num_gpus", "0", "a column can't be read: float division by zero."),
+        ("recompute", "", "its recomputation isn't stated."),
+        ("sharding", "x", "its sharding 'x' is none of FULL-SHARD, SHARD-GRAD-OP, NO-SHARD."),
+        ("offload", "x", "its offload 'x' is none of FALSE, TRUE."),
+        ("offload", "true", ""),
+    ],
+)
+def test_rows_of_mpt_say_how_they_ran(column: str, value: str, reason: str, tmp_path: Path) -> None:
+    """0 GPUs ended in a traceback; other values were full shards without recomputation or offload."""
+    row = {"model": "7b", "seq": "2048", "num_gpus": "8", "gpu": "h100_80gb", "mbs": "4", "gbs": "128"}
+    row |= {"precision": "amp_bf16", "recompute": "False", "sharding": "FULL_SHARD", "offload": "False"}
+    path = tmp_path / "mpt.csv"
+    with path.open("w", newline="") as handle:
+        table = csv.DictWriter(handle, [*row, "tokens_per_s_per_gpu"])
+        table.writeheader()
+        table.writerow({**row, "tokens_per_s_per_gpu": "9000", column: value})
+    (run,) = read_runs(path)
+    assert str(run.layout) == reason if reason else run.options.offload
+
+
 def test_values_are_read_as_others_write_them(tmp_path: Path) -> None:
     """Tables of other programs have counts such as 64.0 and types in small letters."""
     ways = {"FP8-SC": "fp8 blocks", "fp8_cs": "fp8", "bfloat16": "mixed", " BF16": "mixed", "fp8-ds": "fp8"}
