@@ -11,7 +11,7 @@ from chakra_et.diagnose.node_classes import ALLOCATING, CLASSES, COMPILING, HOST
 from chakra_et.diagnose.rates import LISTED
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
-from chakra_et.predict.predict import mean_step_ns, steady_ns
+from chakra_et.predict.predict import changed_step_ns, mean_step_ns
 from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, WAIT, activity
 from chakra_et.simulate.critical_path import critical_path
 from chakra_et.simulate.run import Run, Setting, solve
@@ -59,10 +59,10 @@ def gain(run: Run, *changes: Change) -> float:
     try:
         for change in changes:
             setting = change.apply(run, setting)
-        after = float(steady_ns(run, solve(run, setting)).max())
+        before, after = changed_step_ns(run, solve(run, run.measured), run, solve(run, setting))
     except TraceError:
         return 0.0
-    return 1 - after / before if (before := steady_ns(run, solve(run, run.measured)).max()) else 0.0
+    return 1 - float(after.max() / before.max()) if before.any() else 0.0
 
 
 def step_ms(run: Run) -> float:

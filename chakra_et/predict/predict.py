@@ -125,10 +125,8 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
         if isinstance(change, Change):
             setting = change.apply(changed, setting)
     before, after = solve(run, run.measured), solve(changed, setting)
-    before_ns, means_ns = mean_step_ns(run, before), mean_step_ns(changed, after)
-    # A long run changes as its steps do: it has one end.
-    by_end = before_ns / np.maximum(steady_ns(run, before), 1)
-    after_ns = steady_ns(changed, after) * by_end[np.arange(len(means_ns)) % len(by_end)]
+    before_ns, after_ns = changed_step_ns(run, before, changed, after)
+    means_ns = mean_step_ns(changed, after)
     off = []  # by each doubt come true by one standard deviation
     for own, lasting in setting.doubts if explain else ():
         if own.any() or lasting.any():
@@ -160,6 +158,16 @@ def mean_step_ns(run: Run, timeline: NodeTimes) -> np.ndarray:
     """The mean step of each trace, float64[T] ns: see ``RankPrediction``."""
     every = run.step_times(timeline.start_ns, timeline.end_ns)
     return np.array([sum(steps) / len(steps) for steps in every])
+
+
+def changed_step_ns(
+    run: Run, before: NodeTimes, changed: Run, after: NodeTimes
+) -> tuple[np.ndarray, np.ndarray]:
+    """The mean step of each trace of ``run`` and, in the same proportion to it as in a long run, which has
+    one end, that of each trace of ``changed``; float64[T] ns."""
+    before_ns = mean_step_ns(run, before)
+    by_end = before_ns / np.maximum(steady_ns(run, before), 1)
+    return before_ns, steady_ns(changed, after) * by_end[np.arange(len(changed.steps)) % len(by_end)]
 
 
 def steady_ns(run: Run, timeline: NodeTimes) -> np.ndarray:

@@ -112,10 +112,11 @@ def test_work_that_runs_over_the_end_of_its_step_counts() -> None:
     prediction = predict(running_ahead(20), [Scale("nccl", 100)])
     (rank,) = prediction.ranks
     assert [step.after_ns for step in rank.steps] == [2_010_000, 2_000_000, 2_000_000]
-    assert (rank.before_ns, rank.after_ns) == (70_000 / 3, 6_010_000 / 3)
+    # The first step's 10 µs of host are there once in a recording; in a long run every step takes 100 times.
+    assert (rank.before_ns, rank.after_ns) == (70_000 / 3, pytest.approx(7_000_000 / 3))
     assert rank.median_ns("after_ns") == 2_000_000
     shown = "\n".join(lines(prediction))
-    assert "mean of 3 steps" in shown and "+8485.7%" in shown
+    assert "mean of 3 steps" in shown and "+9900.0%" in shown
 
 
 def test_one_step_tells_nothing_of_how_steps_differ(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
