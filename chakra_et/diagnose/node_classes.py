@@ -26,8 +26,9 @@ RIDGE = 40.0
 """Operations per byte from which a kernel counts as bound by arithmetic. Between the ridges of 32-bit and
 16-bit arithmetic on A100 to H200 (10 to 300, by their data sheets): products and convolutions of training
 sizes have hundreds, elementwise kernels less than one."""
-_STREAMING = re.compile(r"splitK_?reduce|paged_attention|attention_3d|splitkv", re.I)
-"""Kernels of products and attention that memory bounds: sums of parts, and decoding with few queries."""
+_STREAMING = re.compile(r"splitK_?reduce|paged_attention|attention_3d|splitkv|dot_do_o|convert_dq", re.I)
+"""Kernels of products and attention that memory bounds: sums of parts, decoding with few queries, and what
+FlashAttention's backward pass does before and after its products."""
 _TILE = re.compile(r"(?<![\dx])(\d+)x(\d+)")
 """Rows and columns of the result that a block of a product makes: with 16 bits, it does at most as many
 operations per byte as the smaller one."""

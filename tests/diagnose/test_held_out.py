@@ -36,6 +36,8 @@ FBGEMM = (
     "fbgemm_gpu::FixedDivisor)",
     "void fbgemm_gpu::permute_2D_data_kernel<false, int, int, decltype(nullptr)>(int, int, int, int const*)",
 )
+DOT = "void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*, void const*, void*, void*)"
+CAST = "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int, unsigned int)"
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
     "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)"
@@ -210,6 +212,9 @@ MACHINES: Machines = {
     "embeddings of fbgemm, looked up and updated: no products, though gemm is in their names": (
         lambda: machine(1, 3, steady(*((name, 90) for name in FBGEMM), ("nvjet_tst_64x64", 40), times=6)),
         "memory", None,
+    ),
+    "what attention's backward pass does beside its products": (
+        lambda: machine(1, 3, steady((DOT, 60), (CAST, 60), times=8)), "memory", None,
     ),
     "eight ranks reduce for longer than they compute": (
         lambda: machine(8, 3, steady((GEMM, 150), times=12, reduce=2100)), "communication", None,
