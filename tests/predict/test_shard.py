@@ -199,7 +199,7 @@ def test_the_root_is_reduced_before_a_first_block_whose_input_needs_no_gradient(
     ("run", "message"),
     [
         (ddp([1, 1], [[0, 1]]), "no repeated blocks were recognised"),
-        (ddp([1, 1], []), "all-reduce no gradients"),
+        (ddp([1, 1], []), "have no all-reduce of gradients"),
         (sharded(), "no attribute lane, from which operators are told"),
         (on_device(), "ran on a GPU"),
     ],
