@@ -23,6 +23,7 @@ def device(*events: tuple[str, int, int, int]) -> Any:
         name=np.array([table.index(name) for name in names]),
         thread=np.array(thread),
         start=np.array(start),
+        end=np.array(start) + 5,
         rf_id=np.array(rf_id),
         category=np.zeros(len(names), np.int8),
         threads=[(0, number) for number in range(20)],
@@ -58,6 +59,18 @@ def test_operations_of_gloo_are_matched_within_their_group() -> None:
     )  # fmt: skip
     found = pairs(trace, 6, {7: "1", 8: "2"})
     assert (found[2], found[5]) == (11, 10)
+
+
+def test_a_send_that_waits_for_its_tensor_first_is_of_the_group_that_it_names() -> None:
+    """With tensor parallelism in a pipeline, c10d::send waits for the layer's all-reduce and calls itself:
+    the inner call, which gloo serves, was of the default group, and its peer another rank."""
+    trace = device(
+        ("process_group:4 (1024 bytes)", 1, 0, 1), ("c10d::send", 1, 1, 2),
+        ("_c10d_functional::wait_tensor", 1, 2, 3), ("c10d::send", 1, 4, 4), ("gloo:send", 1, 5, 5),
+        (CALL, 1, 9, 6),
+    )  # fmt: skip
+    assert marks(trace) == {1: ("4", 1024), 3: ("4", 1024)}
+    assert started_by(trace, np.array([4]), {}, marks(trace))[4] == 3
 
 
 def test_a_step_with_one_collective_less_keeps_the_bytes_of_the_others() -> None:

@@ -224,12 +224,20 @@ def launchers(device: DeviceTrace) -> np.ndarray:
 
 
 def marks(device: DeviceTrace) -> dict[int, tuple[str, int]]:
-    """Launcher → its group and the bytes it sends (0: not recorded), by our tracer's annotation around it."""
+    """Launcher → its group and the bytes it sends (0: not recorded), by our tracer's annotation around it.
+
+    It may call itself once more, after a wait for a tensor that another collective is still making.
+    """
     on_thread = np.argsort(device.thread, kind="stable")
-    at = np.flatnonzero(named(device, GROUP_MARK.fullmatch)[on_thread[:-1]])
-    names = (device.names[code] for code in device.name[on_thread[at]].tolist())
-    found = zip(on_thread[at + 1].tolist(), map(GROUP_MARK.fullmatch, names), strict=True)
-    return {row: (mark[1], int(mark[2] or 0)) for row, mark in found if mark}
+    at = np.flatnonzero(named(device, GROUP_MARK.fullmatch)[on_thread])
+    starts = np.flatnonzero(np.isin(on_thread, launchers(device)))
+    before = np.append(on_thread[at], -1)[np.searchsorted(at, starts) - 1]
+    found = {}
+    for row, mark in zip(on_thread[starts].tolist(), before.tolist(), strict=True):
+        is_inside = device.thread[mark] == device.thread[row] and device.start[row] <= device.end[mark]
+        if mark >= 0 and is_inside and (of := GROUP_MARK.fullmatch(device.names[device.name[mark]])):
+            found[row] = of[1], int(of[2] or 0)
+    return found
 
 
 def started_by(
