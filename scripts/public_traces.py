@@ -57,7 +57,7 @@ with Path(__file__).with_suffix(".csv").open(newline="", encoding="utf-8") as _f
 class Config:
     folder: str = cli.option("where the traces go", "outputs/public_traces", positional=True)
     only: str = cli.option("names to download, as a shell pattern", "*")
-    base: str = cli.option(f"address of a mirror; without one, with --tables {GITHUB}", RAW)
+    base: str = cli.option(f"address of a mirror (with --tables: in place of {GITHUB})", RAW)
     tables: bool = cli.option("fetch tables of measured kernels and collectives instead", False)
 
 

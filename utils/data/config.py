@@ -35,10 +35,11 @@ class DataConfig:
         "longest sample, tokens (default: the model's; on CPUs 128)", None, least=8
     )
     padding: Literal["longest", "max"] = option(
-        "pad to a batch's longest sample, or all to --max-seq-length: every step has the same shapes",
+        "longest: pad to the longest sample of a batch; max: to --max-seq-length, so that all steps have the "
+        "same shapes",
         "longest",
     )
-    require_dataset: bool = option("fail without --dataset squad, instead of using the sample", False)
+    require_dataset: bool = option("fail if SQuAD can't be had, instead of using the sample", False)
     num_workers: int = option("data-loading processes per rank (0: load in the training process)", 2, least=0)
 
 
