@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -64,7 +65,9 @@ class Config:
         "mixed, bf16: 16 bits with fp32 master weights; fp8 to nvfp4: the same, but products in this",
         "mixed",
     )
-    cp: int = exact_flag("GPUs that share each sequence (context parallelism)", 1, least=1)
+    cp: int = exact_flag(
+        "GPUs that share each sequence (context parallelism); 0: the best of 1, 2, 4 and 8", 1, least=0
+    )
     cp_comm: CpComm = exact_flag("exchange keys and values in a ring (p2p) or heads all-to-all (a2a)", "ring")
     fsdp: bool = exact_flag("shard parameters and overlap communication: --zero 3 --overlap", False)
     hsdp: int = exact_flag("--fsdp within groups of N GPUs; each group holds all parameters", 0, least=0)
@@ -110,6 +113,7 @@ class Config:
         if self.json and self.csv:
             raise ValueError("--json and --csv exclude each other: choose one")
         other = "interleave" if self.interleave else "schedule" if self.schedule != "1f1b" else ""
+        other = other if self.cp else "cp 0"
         if other and (self.objective != "time" or self.all):
             raise ValueError(f"--{other} searches for the shortest step: leave out --objective and --all")
         if self.interleave and self.schedule != "1f1b":
@@ -188,7 +192,7 @@ def found(
     """The plans, their rows if they are asked for, and the clusters. ``costs``: before those of files."""
     model = find_model(config.model, config.models_file)
     batch, seq = config.global_batch or model.global_batch, config.seq or model.seq
-    model = replace(model, global_batch=batch, seq=seq).split_sequences(config.cp, config.cp_comm)
+    model = replace(model, global_batch=batch, seq=seq)
     clusters = load_clusters(config.cluster)
     if config.objective != "time" and not any(cluster.price_per_hour for cluster in clusters):
         raise PlanError(f"{config.cluster} has no prices: give a cluster file with price_per_hour.")
@@ -203,12 +207,18 @@ def found(
     if config.cost_model == "hpdc24":
         plans, rows = _hpdc24(config, model, clusters, cost_files)
     else:
-        plans = _exact(config, model, clusters, cost_files)
+        plans, degrees = [], [config.cp] if config.cp else [1, 2, 4, 8]
+        for cp in degrees:
+            with contextlib.suppress(*[PlanError] * (not config.cp)):
+                split = model.split_sequences(cp, config.cp_comm)
+                way = replace(config, cp=cp, time_limit=config.time_limit / len(degrees))
+                plans += _exact(way, split, clusters, cost_files)
+        plans = plans if config.cp else sorted(plans, key=lambda plan: plan.step_time)[: config.top]
         rows = [report.csv_row(plan) for plan in plans] if config.csv else []
     if not plans:
         exact, sharded = config.cost_model == "exact", config.fsdp or config.hsdp or config.zero == 3
         untried = {"--recompute auto": config.recompute == "auto", "--fsdp": sharded}
-        untried |= {"--offload": config.offload, "--cp 2": config.cp > 1}
+        untried |= {"--offload": config.offload, "--cp 0": config.cp != 1}
         flags = [flag for flag, is_given in untried.items() if exact and not is_given]
         raise PlanError(config.goal.no_plan(model.name, [cluster.name for cluster in clusters], flags))
     return plans, rows, clusters

@@ -11,19 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fasop.errors import PlanError
+from fasop.inputs.read_files import DATA
 from fasop.plans.plan import Plan
 from fasop.schedule.events import chunk_layers
 
-_MIXED = {
-    **{"mixed": "bf16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"},
-    **{"nvfp4": "bf16_with_nvfp4_mixed", "fp8 blocks": "bf16_with_fp8_subchannel_scaling_mixed"},
-}
-_FLOAT8 = {"fp8": "tensorwise", "fp8 rows": "rowwise"}  # torchtitan's names
-_CONVERTERS = dict.fromkeys(_FLOAT8, ["quantize.linear.float8"]) | {"mxfp8": ["quantize.linear.mx"]}
-_PRECISIONS = {
-    **{"torchtitan": ("mixed", "fp32", *_CONVERTERS), "deepspeed": ("mixed", "fp32")},
-    "megatron-bridge": tuple(_MIXED),
-}
+_NAMES = json.loads((DATA / "frameworks.json").read_text(encoding="utf-8"))
 
 
 def exported(plan: Plan, framework: str) -> str:
@@ -48,7 +40,7 @@ def exported(plan: Plan, framework: str) -> str:
         "deepspeed has no chunks of stages, nor stages with --zero 2": deepspeed and chunked,
         "torchtitan has no --cp-comm all-to-all": titan and model.by_heads,
         "deepspeed has no --cp and no --hsdp": deepspeed and (model.cp > 1 or options.shard > 0),
-        f"{framework} has no {options.precision}": options.precision not in _PRECISIONS[framework],
+        f"{framework} has no {options.precision}": options.precision not in _NAMES["precisions"][framework],
     }
     refuse(reasons, f" to {framework}")
     if deepspeed:
@@ -65,14 +57,14 @@ def exported(plan: Plan, framework: str) -> str:
         else:
             lines += [f"{section}:", *(f"  {name}: {value}" for name, value in each)]
     if not titan:
-        lines.append(f"mixed_precision: {_MIXED[options.precision]}")
+        lines.append(f"mixed_precision: {_NAMES['mixed'][options.precision]}")
     return "\n".join(lines).rstrip() + "\n"
 
 
 def not_exported(plan: Plan, framework: str) -> list[str]:
     """What the plan needs and the framework sets elsewhere."""
     options, deepspeed = plan.options, framework == "deepspeed"
-    wide = framework == "torchtitan" and options.precision in _CONVERTERS and plan.model.experts > 0
+    wide = framework == "torchtitan" and options.precision in _NAMES["converters"] and plan.model.experts > 0
     left = {
         f"the order of the nodes, {' '.join(plan.hosts)}": len(set(plan.placement)) > 1,
         f"{options.attention} attention": deepspeed or options.attention == "unfused",
@@ -113,7 +105,7 @@ def _torchtitan(plan: Plan) -> dict[str, Any]:
     modules = [names[begin:end] for begin, end in itertools.pairwise(ends)]
     modules[0] = ["tok_embeddings", *modules[0]]
     return {
-        "model.converters": _CONVERTERS.get(options.precision, []),
+        "model.converters": _NAMES["converters"].get(options.precision, []),
         "compile.enable": True,
         "training.seq_len": plan.model.seq * cp,
         "training.local_batch_size": plan.micro_batches * plan.mbs if plan.pp > 1 else plan.mbs,
@@ -132,7 +124,7 @@ def _torchtitan(plan: Plan) -> dict[str, Any]:
         "parallelism.pipeline_parallel_microbatch_size": plan.mbs,
         "parallelism.module_fqns_per_model_part": modules if plan.pp > 1 else None,
         "activation_checkpoint.mode": options.recompute,
-        "quantize.linear.float8.recipe_name": _FLOAT8.get(options.precision),
+        "quantize.linear.float8.recipe_name": _NAMES["float8"].get(options.precision),
         "quantize.linear.float8.enable_fsdp_float8_all_gather": True if fp8 and shard > 1 else None,
     }
 

@@ -182,9 +182,24 @@ def test_flags_that_are_given_count(capsys: pytest.CaptureFixture[str]) -> None:
         "--global-batch",
         "64",
     ]
-    assert "give --offload, --cp 2, a larger --max-tp, or more GPUs." in refused(capsys, *argv, "--fsdp")
+    assert "give --offload, --cp 0, a larger --max-tp, or more GPUs." in refused(capsys, *argv, "--fsdp")
     text = run(capsys, *argv, "--lora", "--top", "1")
     assert ", LoRA, " in text and "Nodes in rank order" not in text, "nobody named the nodes"
+    small = [
+        "plan",
+        "--model",
+        "mpt-125m",
+        "--cluster",
+        "4xA100",
+        "--global-batch",
+        "16",
+        "--top",
+        "1",
+        "--json",
+    ]
+    each = [json.loads(run(capsys, *small, "--cp", cp))["plans"][0]["step_time"] for cp in "1240"]
+    assert each[-1] == min(each[:-1]) and len(set(each[:-1])) == 3, "4 GPUs have no cp 8"
+    assert "--cp 0 searches for the shortest step" in refused(capsys, *argv, "--cp", "0", "--all")
     options = Config("m", "c", attention="unfused", zero=0, lora=True, fast_dispatch=True).options(False)[0]
     assert (options.attention, options.zero, options.sequence_parallel) == ("unfused", 0, True)
     assert options.adapters and options.fast_dispatch
