@@ -171,17 +171,8 @@ def test_flags_that_are_given_count(capsys: pytest.CaptureFixture[str]) -> None:
     """A refusal named flags that were given, ``--attention unfused`` and ``--zero 0`` changed nothing on
     their own, and LoRA couldn't be planned.
     """
-    argv = [
-        "plan",
-        "--model",
-        "mixtral-8x7b",
-        "--cluster",
-        "8xA100",
-        "--recompute",
-        "auto",
-        "--global-batch",
-        "64",
-    ]
+    argv = ["plan", "--model", "mixtral-8x7b", "--cluster", "8xA100", "--recompute", "auto", "--pp", "1"]
+    argv += ["--mbs", "1", "--global-batch", "64"]
     assert "give --offload, --cp 0, a larger --max-tp, or more GPUs." in refused(capsys, *argv, "--fsdp")
     text = run(capsys, *argv, "--lora", "--top", "1")
     assert ", LoRA, " in text and "Nodes in rank order" not in text, "nobody named the nodes"
