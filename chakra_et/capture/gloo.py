@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
 
 OPERATIONS = re.compile("_?(all|reduce|gather|scatter|broadcast|barrier|send|recv)")
 """The beginnings of the names of the methods of a group that communicate."""
@@ -27,13 +27,24 @@ PREFIX = "process_group:"
 
 @contextlib.contextmanager
 def named_groups(note: Callable[[str], None]) -> Iterator[None]:
-    """Label the operations of all process groups with their group, and ``note`` its name."""
+    """Label the operations of all process groups with their group, and ``note`` its name; and receives from
+    any rank, behind them, with the rank in the group that they were of."""
     originals = {name: each for name, each in vars(ProcessGroup).items() if OPERATIONS.match(name)}
+    work: Any = Work
+    source_of = work._source_rank
+
+    def source_rank(of: Any) -> int:
+        rank: int = source_of(of)
+        with record_function(f"{PREFIX}source {rank}"):
+            return rank
+
+    work._source_rank = source_rank
     for name in originals:
         setattr(ProcessGroup, name, _labelled(getattr(ProcessGroup, name), note))
     try:
         yield
     finally:
+        work._source_rank = source_of
         for name, original in originals.items():
             setattr(ProcessGroup, name, original)
 

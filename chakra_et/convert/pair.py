@@ -106,7 +106,7 @@ def _convert(pair: Pair, options: PairOptions) -> Converted:
     number, world_size = link.rank_and_world(pair.rank, manifest.world_size, options.ranks_here, host, device)
     cut = manifest.of_rank(number, "unfinished_step", int, -1)
     rank = link_rank(
-        host, device, manifest.groups, options.step, options.allow_unlinked, options.comm_kernels, cut
+        host, device, manifest.groups(number), options.step, options.allow_unlinked, options.comm_kernels, cut
     )
     del host, device
     give_back(len(rank.device))

@@ -63,20 +63,16 @@ class Manifest:
         size = self.content.get("world_size")
         return size if type(size) is int and 0 < size <= MAX_RANKS else 0
 
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """The process groups, with Kineto's field names; ``threads``, ``buckets``: rank → what its entry
-        has of the group."""
-        kept = {"threads": "group_threads", "buckets": "ddp_buckets"}
+    def groups(self, rank: int) -> list[dict[str, Any]]:
+        """The process groups, with Kineto's field names, and what the entry of ``rank`` has of each."""
+        threads, buckets = (self.of_rank(rank, name, dict, {}) for name in ("group_threads", "ddp_buckets"))
         return [
             {
                 "pg_name": group["name"],
                 "pg_desc": group.get("description"),
                 "ranks": group.get("ranks"),
-                **{
-                    key: {n: self.of_rank(n, name, dict, {}).get(str(group["name"])) for n in self._ranks}
-                    for key, name in kept.items()
-                },
+                "threads": threads.get(str(group["name"])),
+                "buckets": buckets.get(str(group["name"])),
             }
             for group in _objects(self.content.get("process_groups"))
             if "name" in group

@@ -69,7 +69,7 @@ def test_invalid_manifest_is_reported(tmp_path: Path, text: str, words: str) -> 
     (tmp_path / "a_manifest.json").write_text(text)
     (one,) = named(tmp_path, "a_host.json", "a_device.json")
     assert len(one.problems) == 1 and words in one.problems[0] and "remove it" in one.problems[0]
-    assert one.manifest == trace_sets.Manifest() and not one.manifest.groups
+    assert one.manifest == trace_sets.Manifest() and not one.manifest.groups(0)
 
 
 def test_huge_manifest_is_not_read(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_values_of_the_wrong_type_in_a_manifest_are_not_used(tmp_path: Path) -> 
     (tmp_path / "a_manifest.json").write_text(json.dumps(manifest))
     (one,) = named(tmp_path, "a_host.json", "a_device.json")
     found = one.manifest
-    assert found.world_size == 0 and [group["pg_name"] for group in found.groups] == ["0"]
+    assert found.world_size == 0 and [group["pg_name"] for group in found.groups(0)] == ["0"]
     assert [found.of_rank(rank, "host", str, "") for rank in (0, 1)] == ["n0", ""]
     assert found.of_rank(0, "pid", int, 0) == 5 and found.of_rank(0, "pid", str, "") == ""
 

@@ -31,7 +31,7 @@ for _ in range(2):  # after the first pass, DDP broadcasts the buckets that it m
     replicated(torch.ones(4, 48)).sum().backward()
 
 
-def step() -> None:
+def step() -> list[int]:
     # On a pair of ranks.
     (functional.all_reduce(torch.ones(64, 32), "sum", pair) + 1).sum()
     (functional.all_to_all_single(torch.arange(8.0), None, None, pair) * 2).sum()
@@ -47,14 +47,21 @@ def step() -> None:
     sent = dist.P2POp(dist.isend, torch.ones(256) * rank, (rank + 1) % 4)
     for work in dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, received, (rank - 1) % 4)]):
         work.wait()
+    # Of whoever sends first.
+    if rank:
+        dist.send(torch.ones(8), 0, tag=5)
+    sources = [dist.recv(torch.zeros(8), tag=5) for _ in range(3)] if rank == 0 else []
     # Tensor parallel in one dimension of the mesh, sharded in the other.
     model(torch.ones(8, 32)).sum().backward()
+    return sources
 
 
 with ChakraTracer(sys.argv[1], "all", 0, 1, 1, rank, 4) as tracer:
-    for _ in range(3):
-        step()
+    for _ in range(2):
+        sources = step()
         tracer.step()
+if rank == 0:
+    print("received from", *sources)
 # From the second step on, DDP reduces other buckets than in the first one, the structure step.
 layers = torch.nn.ModuleDict({"last": torch.nn.Linear(300, 100), "first": torch.nn.Linear(64, 300)})
 forward = torch.nn.Sequential(layers["first"], torch.nn.ReLU(), layers["last"])

@@ -46,6 +46,11 @@ def test_every_communication_of_four_ranks(torchrun, tmp_path):
     guesses = [each["id"] for rank in report["ranks"].values() for each in rank["warnings"]]
     assert not [name for name in guesses if "group" in name or "inferred" in name or "size" in name]
 
+    trace = et_file.read(tmp_path / "out" / "all.0.et")
+    received = trace.types == NodeType.COMM_RECV
+    found = trace.column("comm_src")[received & (trace.column("comm_tag") == 5)].tolist()
+    assert sorted(found) == [1, 2, 3] and f"received from {' '.join(map(str, found))}\n" in done.stdout
+
     parameters = 2 * (32 * 32 + 32) * 4  # bytes of the half of both layers that a rank has of the model
     for rank in WORLD:
         pair = (0, 1) if rank < 2 else (2, 3)
@@ -61,6 +66,7 @@ def test_every_communication_of_four_ranks(torchrun, tmp_path):
             ("COMM_RECV", WORLD, 256 * 4): 1,
             ("ALL_REDUCE", pair, 8 * 32 * 4): 1,  # the second layer's partial sums
         })  # fmt: skip
+        expected["COMM_SEND" if rank else "COMM_RECV", WORLD, 8 * 4] = 1 if rank else 3
         if "not sharded" not in done.stdout:
             across = (rank % 2, rank % 2 + 2)
             expected["ALL_GATHER", across, parameters // 2] = 1
@@ -71,5 +77,6 @@ def test_every_communication_of_four_ranks(torchrun, tmp_path):
             ("comm_dst", rank + 1, NodeType.COMM_SEND),
             ("comm_src", rank - 1, NodeType.COMM_RECV),
         ):
-            [row] = [row for row in range(len(trace)) if trace.types[row] == to]
+            tags = trace.column("comm_tag", -1)
+            [row] = [row for row in range(len(trace)) if trace.types[row] == to and not tags[row]]
             assert trace.column(kind)[row] == peer % 4

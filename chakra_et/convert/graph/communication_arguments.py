@@ -28,6 +28,7 @@ LAUNCHERS = ("c10d::", "_c10d_functional")
 """Prefixes of operators that start communication."""
 GROUP_MARK = re.compile(r"process_group:(.*?)(?: \((\d+) bytes\))?")
 """Our tracer's annotation around a call of a process group: its name, and what the rank sends."""
+SOURCE_MARK = re.compile(r"process_group:source (\d+)")
 # By gloo.
 _RUN_AS: dict[Any, Operation] = {CollectiveType.REDUCE_SCATTER: CollectiveType.ALL_REDUCE}
 RECENT = 64  # more operations don't wait for a thread of their backend
@@ -104,11 +105,11 @@ def _facts(values: Iterable[Any]) -> Facts:
 
 class Around:
     """Access to the operators around an event, and to their arguments. ``launchers``: the rows of the
-    operators that start communication, by time; ``marks``: see the function."""
+    operators that start communication, by time; ``marks``, ``sources``: see the functions."""
 
     def __init__(self, host: HostTrace, device: DeviceTrace, linked: np.ndarray, parent: np.ndarray) -> None:
         self.host, self.device, self.linked, self._parent = host, device, np.append(linked, -1), parent
-        self.launchers, self.marks = launchers(device), marks(device)
+        self.launchers, self.marks, self.sources = launchers(device), marks(device), sources(device)
 
     def chain(self, row: int) -> list[int]:
         """``row`` and the events around it, innermost first."""
@@ -212,9 +213,9 @@ def shape_bytes(shapes: bytes, types: bytes) -> tuple[int, ...]:
 
 def message_ends(values: list[Any]) -> tuple[int, int]:
     """Peer (rank in the group) and tag of ``c10d::send`` and ``recv_``, their last two arguments; -1 and 0 if
-    not recorded."""
+    not recorded, as the peer of a receive from any rank."""
     peer, tag = values[-2:] if len(values) > 1 else (None, None)
-    return (peer, tag) if type(peer) is int and type(tag) is int else (-1, 0)
+    return peer if type(peer) is int else -1, tag if type(tag) is int else 0
 
 
 def launchers(device: DeviceTrace) -> np.ndarray:
@@ -237,6 +238,17 @@ def marks(device: DeviceTrace) -> dict[int, tuple[str, int]]:
         is_inside = device.thread[mark] == device.thread[row] and device.start[row] <= device.end[mark]
         if mark >= 0 and is_inside and (of := GROUP_MARK.fullmatch(device.names[device.name[mark]])):
             found[row] = of[1], int(of[2] or 0)
+    return found
+
+
+def sources(device: DeviceTrace) -> dict[int, int]:
+    """Receive from any rank → the rank in its group that it was of, by our tracer's annotation behind it."""
+    receives = np.flatnonzero(named(device, lambda name: name == RECEIVES[1]))
+    found: dict[int, int] = {}
+    for at in np.flatnonzero(named(device, SOURCE_MARK.fullmatch)).tolist():
+        own = receives[(device.thread[receives] == device.thread[at]) & (receives < at)]
+        rank = SOURCE_MARK.fullmatch(device.names[device.name[at]])
+        found |= {row: int(rank[1]) for row in own[-1:].tolist() if rank}
     return found
 
 

@@ -55,8 +55,8 @@ class Groups:
         self.streams = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}
         self.rank = int(as_number(device.distributed.get("rank"), -1))
         self.of_thread = {at: self.declared[of] for at, of in gloo_threads(device, manifest).items()}
-        buckets = ((str(record["pg_name"]), record["buckets"].get(self.rank)) for record in manifest)
-        self.buckets = {name: sizes for name, sizes in buckets if isinstance(sizes, list)}
+        lists = ((str(record["pg_name"]), record["buckets"]) for record in manifest)
+        self.buckets = {name: sizes for name, sizes in lists if isinstance(sizes, list)}
 
     def _named_by(self, launch: int) -> Group | None:
         """The group of a launcher: by our tracer's annotation around it, or by the last text argument of a
@@ -110,10 +110,9 @@ class Groups:
 
 def gloo_threads(device: DeviceTrace, manifest: Sequence[dict[str, Any]]) -> dict[int, str]:
     """Index of each of gloo's threads → the name of its group, where our tracer recorded it."""
-    rank, of_tid = int(as_number(device.distributed.get("rank"), -1)), dict[int, str]()
+    of_tid = dict[int, str]()
     for record in manifest:
-        tids = record["threads"].get(rank)
-        if isinstance(tids, list):
+        if isinstance(tids := record["threads"], list):
             of_tid |= {tid: str(record["pg_name"]) for tid in tids if type(tid) is int}
     return {
         at: of_tid[tid] for at, (_, tid) in enumerate(device.threads) if type(tid) is int and tid in of_tid

@@ -353,4 +353,5 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
     if isinstance(what, CollectiveType):
         return _collective(around, item, what, Facts())
     peer, tag = message_ends(around.values(launch))
+    peer = around.sources.get(launch, peer)
     return replace(item, type=what, peer=group.global_rank(peer), tag=tag)
