@@ -145,6 +145,10 @@ class Mailbox:
         self.key, self.rank, self.world_size = key, rank, world_size
         has_store = world_size > 1 and dist.is_available() and dist.is_initialized()
         self.store = dist.distributed_c10d._get_default_store() if has_store else None
+        if self.store is not None:
+            # torchrun's restarted workers find what those before them had sent.
+            with contextlib.suppress(Exception):  # some stores can't delete
+                self.store.delete_key(f"{key}/{rank}")
 
     def send(self, record: dict[str, Any]) -> None:
         """Send this rank's record. A lost store is only a warning, since rank 0 is lost with it."""

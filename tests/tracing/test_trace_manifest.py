@@ -172,3 +172,14 @@ def test_foreign_ranks_are_those_beyond_the_world(tmp_path):
         (tmp_path / name).touch()
     TraceFiles(tmp_path, "t", 0, compress=False).remove_foreign(2)
     assert {path.name for path in tmp_path.iterdir()} == others
+
+
+def test_a_restarted_rank_takes_back_what_it_sent_before(group):
+    """After a restart by torchrun, the manifest had the record of the rank that had failed, and the
+    conversion refused its new traces as those of another process."""
+    Mailbox("trace/0", 1, 2).send(record(1, reason="node lost"))
+    for expected in ({1}, set()):
+        records = {}
+        Mailbox("trace/0", 0, 2).collect(records, lambda: 0.0)
+        assert records.keys() == expected
+        Mailbox("trace/0", 1, 2)  # as the new process does before its first step
