@@ -14,14 +14,16 @@ more shapes say, up to all but those judged, by ``smoothing.py``. Of 8-bit produ
 with parameters fitted to the GPU's own rows. Of bfloat16 products: how far off those of ``BETWEEN``
 columns are, by all others. Of the H200's 8-bit products with few rows (``data/h200``): what they take per
 1,024 elements of K, and per block of ``BLOCK`` elements that the quantising kernel reads one after the other;
-and what they take with long K, by the model, and in 16 bits. Of Hopper: how far off products are without
-grids, and those of a training step (``tests/fixtures/gpu``), with ``TILES`` beside the model's.
+and what they take with long K, by the model, and in 16 bits. Of Hopper, with and without cuBLAS's further
+tiles (``MORE_TILES``), each with parameters fitted to H100's table: how far off other products of that table,
+those of an H200 and those of a training step on it (``tests/fixtures/gpu``) are without grids, and, with
+them, those of ``BETWEEN_ROWS`` rows.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -48,13 +50,12 @@ MORE = (400, 1600, 6400)
 """Shapes."""
 JUDGED = 4000
 BETWEEN = (512, 1536, 3584, 7168, 12288)
-"""Columns that are left out together."""
+BETWEEN_ROWS = (160, 161, 224, 225, 768, 769, 1280, 1281, 1792, 1793, 2304, 2305, 2816, 2817, 3328, 3329)
+"""Columns that are left out together, and rows: with one more than a multiple of tiles, as those tables have
+them, and without."""
 H200 = Path(__file__).with_name("data") / "h200"
 FEW_ROWS, BLOCK = 64, 4096
 """``gpu_truth.py``'s quantising kernel loads blocks of so many elements of a row, a program for each row."""
-SPLITS = np.unique(products.CONFIGURATIONS[2])
-TILES = ((192, 192), (192, 128), (320, 128), (176, 128), (128, 160))
-"""Of kernels in traces of an H200: ``nvjet_sm90_tst_192x192_64x3_1x2_h_bz_coopB_NNN``."""
 STEP = tuple(
     Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "gpu" / f"device-bound_{part}.json.gz"
     for part in ("device", "host")
@@ -145,11 +146,12 @@ def own_parameters(kind: str, table: Table) -> float:
     return float(np.abs(said / table.micros - 1).mean())
 
 
-def between_columns(table: Table) -> float:
-    """The error for numbers of columns between those that were measured."""
-    left = np.isin(table.points[:, 2], BETWEEN)
+def between(table: Table, column: int, sizes: tuple[int, ...]) -> list[float]:
+    """Errors for sizes between those that were measured, all and from 20 µs on; ``column`` of the points."""
+    left = np.isin(table.points[:, column], sizes)
     said = own_times("16 bit", table.where(~left)).micros("16 bit", table.points[left])
-    return float(np.abs(said / table.micros[left] - 1).mean())
+    errors = np.abs(said / table.micros[left] - 1)
+    return [float(errors.mean()), float(errors[table.micros[left] >= LONG_ENOUGH].mean())]
 
 
 def along_k(table: Table, low: int, high: int) -> tuple[int, list[float], float, float]:
@@ -166,17 +168,15 @@ def along_k(table: Table, low: int, high: int) -> tuple[int, list[float], float,
     return len(k), said.tolist(), deviation, float(np.abs(parts[:, :2] @ line - 1).mean())
 
 
-def by_tiles(table: Table, steps: Table) -> list[float]:
-    """Mean errors by the shipped parameters, all and from 20 µs on, and of ``steps``, by time and signed."""
-    found = []
-    for of in (table, steps):
-        values = kernel_times(of.gpu).of("16 bit")
-        errors = MODELS["16 bit"].micros(of.gpu, values, of.points) / of.micros - 1
-        if of is table:
-            found += [np.abs(errors).mean(), np.abs(errors[of.micros >= LONG_ENOUGH]).mean()]
-        else:
-            found += [np.average(np.abs(errors), weights=of.micros), np.average(errors, weights=of.micros)]
-    return [float(each) for each in found]
+def by_parameters(values: Mapping[str, float], tables: Sequence[Table]) -> list[float]:
+    """Of each table the mean error by these parameters, from 20 µs on, by time, and signed by time."""
+    found: list[float] = []
+    for table in tables:
+        errors = MODELS["16 bit"].micros(table.gpu, values, table.points) / table.micros - 1
+        size, long = np.abs(errors), table.micros >= LONG_ENOUGH
+        weighted = (float(np.average(each, weights=table.micros)) for each in (size, errors))
+        found += [float(size.mean()), float(size[long].mean()), *weighted]
+    return found
 
 
 def training_step() -> Table:
@@ -211,15 +211,16 @@ def show(options: Options) -> None:
         fitted_line = f"{each:.1f} | {per_k:.2f} | {per_block:+.2f} ± {deviation:.2f} | {off:.1%}"
         medians = " | ".join(f"{long_k(table, low, high):.1f}" for table in (few, told, wide))
         print(f"| m to {FEW_ROWS}, n {low:,} to {high:,} | {count} | {fitted_line} | {medians} |", flush=True)
-    with_tiles = np.array([(*tile, parts) for tile in TILES for parts in SPLITS], float).T
-    print(f"\n| 16-bit products without grids | all | from 20 µs | in a step | signed |\n|{'---|' * 5}")
-    hopper = read_products(Path(options.given), "bfloat16")
-    for tiles, more in (("the model's tiles", with_tiles[:, :0]), ("and cuBLAS's", with_tiles)):
-        with mock.patch.object(products, "CONFIGURATIONS", np.hstack([products.CONFIGURATIONS, more])):
-            for table in (*(of for of in hopper.values() if of.gpu.name == "H100"), wide):
-                off, long, of_step, signed = by_tiles(table.some(JUDGED), training_step())
-                figures = f"{off:.1%} | {long:.1%} | {of_step:.1%} | {signed:+.1%}"
-                print(f"| {table.gpu.name}, {tiles} | {figures} |", flush=True)
+    hopper = next(
+        table for table in read_products(Path(options.given), "bfloat16").values() if table.gpu.name == "H100"
+    )
+    judged = hopper.some(JUDGED, seed=7), wide, training_step()
+    each = " | ".join(f"{name}: all | from 20 µs | by time | signed" for name in ("H100", "H200", "step"))
+    print(f"\n| tiles on Hopper | {each} | rows between: all | from 20 µs |\n|{'---|' * 15}")
+    for tiles, lacking in (("as on other GPUs", True), ("cuBLAS's, too", False)):
+        with mock.patch.dict(products.MORE_TILES, clear=lacking):
+            found = by_parameters(fitted("16 bit", hopper), judged) + between(hopper, 1, BETWEEN_ROWS)
+        print(f"| {tiles} | {' | '.join(f'{of:+.1%}' for of in found)} |", flush=True)
     print()
     print(
         "| GPU | m 9 to 15: neighbours apart | m between neighbours | m 9 to 15: from smoothed | elsewhere |"
@@ -239,7 +240,7 @@ def show(options: Options) -> None:
         print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)
     print("\n| GPU | columns between those measured |\n|---|---|")
     for table in tables.values():
-        print(f"| {table.gpu.name} | {between_columns(table):.1%} |", flush=True)
+        print(f"| {table.gpu.name} | {between(table, 2, BETWEEN)[0]:.1%} |", flush=True)
     print("\n| GPU | 8-bit products by parameters of its own |\n|---|---|")
     for table in narrow.values():
         print(f"| {table.gpu.name} | {own_parameters('8 bit', table):.1%} |", flush=True)

@@ -12,7 +12,7 @@ rest was found in the tables to which ``benchmarks/cost_accuracy.py`` fits the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -43,17 +43,22 @@ FLOAT_WATTS = 13.0, 5.0
 """Watts per TFLOP/s above which power doesn't bound 32-bit arithmetic: before 8-bit products, with them."""
 _EDGES = (16, 32, 64, 128, 256), (16, 32, 64, 96, 128, 192, 256)
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-CONFIGURATIONS = np.array(
-    [
-        (high, wide, parts)
-        for high in _EDGES[0]
-        for wide in _EDGES[1]
-        for parts in _SPLITS
-        if 32 * 16 <= high * wide <= 256 * 128
-    ],
-    float,
-).T
+
+
+def _split(tiles: Iterable[tuple[int, int]]) -> np.ndarray:
+    return np.array([(*tile, parts) for tile in tiles for parts in _SPLITS], float).T
+
+
+CONFIGURATIONS = _split((a, b) for a in _EDGES[0] for b in _EDGES[1] if 32 * 16 <= a * b <= 256 * 128)
 """Rows and columns of tiles, and parts of K."""
+MORE_TILES = {
+    "H100": ((192, 192), (192, 128), (128, 320), (320, 128), (128, 176), (176, 128), (128, 160), (160, 128))
+}
+"""What products of 16 bits take beside them, on a GPU and those like it, where rows are aligned: cuBLAS's
+kernels for Hopper, which have many more since CUDA 12.6 (cublasLtMatmulTile_t). These are in the names of a
+trace's kernels (``nvjet_sm90_tst_192x192_64x3_1x2_h_bz_coopB_NNN``), of A · B or of its transpose. Ampere's
+table says that it lacks them; more of them say no more of Hopper's."""
+_OF_GPU = {name: np.hstack([CONFIGURATIONS, _split(tiles)]) for name, tiles in MORE_TILES.items()}
 _UNBATCHED = tuple(
     np.array([split > 1 or (high, wide) not in tiles for high, wide, split in CONFIGURATIONS.T.tolist()])
     for tiles in (((64, 128), (64, 64), (32, 128), (128, 32)), ((128, 128),))
@@ -162,7 +167,8 @@ def _micros(
 ) -> np.ndarray:
     batch, m, n, k, sets, *layout = np.hsplit(points, points.shape[1])
     written = max(item, 2.0)
-    high, wide, parts = CONFIGURATIONS
+    more = MORE_TILES.keys() & {gpu.name, gpu.like} if number in ("16 bit", "tf32") and not layout else ()
+    high, wide, parts = next((_OF_GPU[name] for name in more), CONFIGURATIONS)
     simple = number in ("float", "double")
     edge, again = _EDGE_LOSS[simple], _AGAIN[gpu.vendor]
     clock, peak = gpu.clock / 1e6, gpu.peak(number) / 1e6  # per µs
