@@ -70,7 +70,11 @@ def without_leavings(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGINT)),
+    ],
 )
 def test_killed_at_any_moment(
     tmp_path: Path, whole: dict[str, bytes], alone: dict[str, bytes], number: int

@@ -113,7 +113,7 @@ def test_damaged_inputs_of_the_other_commands_end_in_a_result_or_a_sentence() ->
 
 
 def test_killed_commands_leave_old_files_or_new_ones() -> None:
-    assert kills.kills(kills.KillsConfig(kills=3, seed=3)) == []
+    assert kills.kills(kills.KillsConfig(kills=2, seed=3)) == []
 
 
 def test_a_killed_conversion_of_records_leaves_nothing_after_the_next(tmp_path: Path) -> None:

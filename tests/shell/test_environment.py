@@ -174,6 +174,7 @@ def test_changed_requirements_are_installed_into_the_same_environment(project: P
     assert set_up(project).stderr == "", "an environment for tests also serves runs"
 
 
+@pytest.mark.slow
 def test_killed_install_is_detected_and_repaired(project: Path) -> None:
     half_made = project / ".venv" / "mosim-installing"
     process = subprocess.Popen(
@@ -192,6 +193,7 @@ def test_killed_install_is_detected_and_repaired(project: Path) -> None:
     assert not half_made.exists()
 
 
+@pytest.mark.slow
 def test_two_at_once_make_one_environment(project: Path) -> None:
     options = {
         "env": environment(project),

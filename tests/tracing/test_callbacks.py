@@ -146,6 +146,7 @@ def test_lightning_that_fails_keeps_its_trace_and_the_reason(tmp_path):
     assert inspect_pair(tmp_path / "pl_host.json", tmp_path / "pl_device.json", 2).problems == []
 
 
+@pytest.mark.slow
 def test_accelerate_needs_no_callback(tmp_path):
     pytest.importorskip("accelerate")
     code = """

@@ -67,7 +67,7 @@ def test_any_failure_of_the_recording(method, tmp_path, caplog, monkeypatch):
         pytest.param("around, wait 0", OTHER_RUNNING, marks=pytest.mark.slow),
         ("around, wait 1", OTHER_STARTED),
         pytest.param("around, wait 2", OTHER_STARTED, marks=pytest.mark.slow),
-        ("within one step", OTHER_STARTED),
+        pytest.param("within one step", OTHER_STARTED, marks=pytest.mark.slow),
         pytest.param("from an active step to beyond the last", OTHER_STARTED, marks=pytest.mark.slow),
         ("observer", "another ExecutionTraceObserver is registered in this process"),
     ],

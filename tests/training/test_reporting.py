@@ -39,6 +39,7 @@ def test_figures_of_the_log(train_alone: Callable[..., Path], capsys: pytest.Cap
     assert "data: 261 samples of the sample in data/; model: checkpoints/gpt2/best_model" in summary
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar_below_the_log(tmp_path: Path, data_cache: Path) -> None:
     command = [sys.executable, str(REPO_ROOT / "gpt2/train.py"), *TINY, *map(str, SHORT), "--max-steps", "4"]
     environment = os.environ | {"HF_DATASETS_CACHE": str(data_cache), "CUDA_VISIBLE_DEVICES": ""}

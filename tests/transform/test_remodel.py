@@ -156,6 +156,7 @@ def test_layers_of_a_pipeline_go_to_their_stages(tmp_path: Path) -> None:
     assert counts[2] * 3 == counts[1]
 
 
+@pytest.mark.slow
 def test_stages_are_cut_between_blocks_and_run_one_f_one_b(tmp_path: Path) -> None:
     assert one_f_one_b(0, 2, 3) == [(False, 0), (False, 1), (True, 0), (False, 2), (True, 1), (True, 2)]
     assert one_f_one_b(1, 2, 2) == [(False, 0), (True, 0), (False, 1), (True, 1)]
